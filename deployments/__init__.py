@@ -1,0 +1,1 @@
+"""The rooms where things run: Serve classes, encoder models, graph adapters, the engine."""

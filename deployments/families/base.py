@@ -1,0 +1,88 @@
+"""The door a model family comes in by: one protocol, one registry, one file per family.
+
+A family is split by where it runs. ``media_key`` runs in the Ingress and sees headers only;
+``Preprocessor`` runs in CPU worker processes of the encoder replica; ``EncoderCore`` runs on the
+replica's one GPU thread; ``content_part`` runs in the decoder. Importing a family loads neither
+torch nor vLLM: what needs them is imported inside the method that needs it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from deployments.graphs.base import GraphAdapter
+
+UNKNOWN_KEY = "unknown"
+"""The media key of a piece of media whose header does not say its shape."""
+
+
+@dataclass(frozen=True)
+class EncoderSpec:
+    """One encoder of a family: what users call it, what it takes and what it is made of."""
+
+    encoder: str  # "vision" or "audio", as the reports say it
+    modality: str  # vLLM's name: "image" or "audio"
+    modules: tuple[str, ...]  # attribute names of the loaded model that must hold weights
+    content_types: tuple[str, ...]  # OpenAI content-part types that carry its media
+
+
+@dataclass(frozen=True)
+class EncoderInputs:
+    """One preprocessed item: plain arrays, so that it crosses from a worker process cheaply.
+
+    ``arrays`` holds the keyword arguments of the model's own encoder (name to array, or to a list
+    of arrays where upstream has a list); ``shape_key`` is the real shape, equal to the media key
+    whenever that was not ``unknown``; ``metadata`` travels on to the decoder beside the embedding.
+    """
+
+    arrays: "Mapping[str, np.ndarray | list[np.ndarray]]"
+    shape_key: str
+    tokens: int
+    metadata: "Mapping[str, np.ndarray]"
+
+
+class Preprocessor(Protocol):
+    """Raw bytes in, encoder inputs out; lives in one CPU worker process."""
+
+    def __call__(self, data: bytes) -> EncoderInputs:
+        """Decode and prepare one item. Raises ClientError (without ``param``) on bad media."""
+
+
+class EncoderCore(Protocol):
+    """Packs items of one exact shape, runs the captured function, unpacks. GPU thread only."""
+
+    adapter: "GraphAdapter"
+
+    def encode(self, batch: Sequence[EncoderInputs]) -> "list[torch.Tensor]":
+        """Encode items that all have the same ``shape_key``.
+
+        Returns one tensor per item, (tokens, hidden), model dtype, on the encoder's device,
+        sharing no memory with a graph buffer.
+        """
+
+
+class Family(Protocol):
+    """What GraphServe must know of a model family."""
+
+    name: str
+    architectures: tuple[str, ...]  # values of hf_config.architectures
+    encoders: tuple[EncoderSpec, ...]
+
+    def media_key(self, encoder: str, data: bytes) -> str:
+        """Shape key from the header of ``data`` alone, or ``unknown``; never decodes media."""
+
+    def preprocessor(self, encoder: str, vllm_config: Any) -> Preprocessor:
+        """Build the worker-side half for one encoder."""
+
+    def core(self, encoder: str, model: Any, adapter_options: Mapping[str, Any]) -> EncoderCore:
+        """Build the GPU-side half around the loaded upstream model."""
+
+    def stand_in(self, encoder: str, shape_key: str) -> EncoderInputs:
+        """Inputs of this shape with non-zero random content, for warm-up."""
+
+    def content_part(self, encoder: str, embedding: Any, uuid: str) -> dict[str, Any]:
+        """The chat content part by which vLLM accepts this embedding."""
