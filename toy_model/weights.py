@@ -1,0 +1,166 @@
+"""The toy weights: a table of names, shapes and spreads, filled from a fixed stream of random bits.
+
+Only integer arithmetic and single IEEE multiplications are used, and every value is one that bfloat16
+holds exactly: the bytes are the same on every machine, and both dtypes start from the same numbers.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from toy_model import configs as c
+from toy_model.vocabulary import SPECIAL, VISIBLE, answer_words, spell, vocabulary
+
+SEED = 45
+# How far a token turns the answer away from itself, so that no answer repeats one word for ever.
+SELF_DAMPING = 4.0
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One tensor: its name in the checkpoint, its shape, the centre and the spread of its values."""
+
+    name: str
+    shape: tuple[int, ...]
+    spread: float
+    centre: float = 0.0
+
+
+def _linear(name: str, out_size: int, in_size: int, gain: float = 1.0, bias: float | None = 0.0) -> Iterator[Spec]:
+    yield Spec(f"{name}.weight", (out_size, in_size), gain / in_size**0.5)
+    if bias is not None:
+        yield Spec(f"{name}.bias", (out_size,), bias)
+
+
+def _norm(name: str, size: int, *, bias: bool = True, scale: float = 1.0) -> Iterator[Spec]:
+    yield Spec(f"{name}.weight", (size,), 0.0, scale)
+    if bias:
+        yield Spec(f"{name}.bias", (size,), 0.0)
+
+
+def _llm() -> Iterator[Spec]:
+    size = len(vocabulary())
+    yield Spec("llm.model.embed_tokens.weight", (size, c.HIDDEN), 1.0)
+    for layer in range(c.LAYERS):
+        name = f"llm.model.layers.{layer}"
+        yield from _norm(f"{name}.input_layernorm", c.HIDDEN, bias=False)
+        for part, heads in (("q", c.HEADS), ("k", c.KV_HEADS), ("v", c.KV_HEADS)):
+            yield from _linear(f"{name}.self_attn.{part}_proj", heads * c.HEAD_DIM, c.HIDDEN, bias=None)
+        # Normalised queries and keys meet with a spread of the product of the two scales.
+        yield from _norm(f"{name}.self_attn.q_norm", c.HEAD_DIM, bias=False, scale=1.5)
+        yield from _norm(f"{name}.self_attn.k_norm", c.HEAD_DIM, bias=False, scale=1.5)
+        yield from _linear(f"{name}.self_attn.o_proj", c.HIDDEN, c.HEADS * c.HEAD_DIM, gain=1.0, bias=None)
+        yield from _norm(f"{name}.post_attention_layernorm", c.HIDDEN, bias=False)
+        yield from _linear(f"{name}.mlp.gate_proj", c.INTERMEDIATE, c.HIDDEN, gain=2.0, bias=None)
+        yield from _linear(f"{name}.mlp.up_proj", c.INTERMEDIATE, c.HIDDEN, bias=None)
+        yield from _linear(f"{name}.mlp.down_proj", c.HIDDEN, c.INTERMEDIATE, gain=1.5, bias=None)
+    yield from _norm("llm.model.norm", c.HIDDEN, bias=False)
+    yield from _linear("llm.lm_head", size, c.HIDDEN, gain=16.0, bias=None)
+
+
+def _vision() -> Iterator[Spec]:
+    size = c.VISION_HIDDEN
+    pixels = (size, 3, c.PATCH, c.PATCH)
+    yield Spec("vpm.embeddings.patch_embedding.weight", pixels, 2.0 / (3 * c.PATCH**2) ** 0.5)
+    yield Spec("vpm.embeddings.patch_embedding.bias", (size,), 0.3)
+    yield Spec("vpm.embeddings.position_embedding.weight", (c.POSITIONS_SIDE**2, size), 0.5)
+    for layer in range(c.VISION_LAYERS):
+        name = f"vpm.encoder.layers.{layer}"
+        yield from _norm(f"{name}.layer_norm1", size)
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            yield from _linear(f"{name}.self_attn.{part}", size, size, gain=1.4)
+        yield from _norm(f"{name}.layer_norm2", size)
+        yield from _linear(f"{name}.mlp.fc1", c.VISION_INTERMEDIATE, size, gain=1.5)
+        yield from _linear(f"{name}.mlp.fc2", size, c.VISION_INTERMEDIATE, gain=1.5)
+    yield from _norm("vpm.post_layernorm", size)
+
+
+def _resampler() -> Iterator[Spec]:
+    yield Spec("resampler.query", (c.QUERIES, c.HIDDEN), 1.0)
+    yield Spec("resampler.kv_proj.weight", (c.HIDDEN, c.VISION_HIDDEN), c.VISION_HIDDEN**-0.5)
+    yield Spec("resampler.attn.in_proj_weight", (3 * c.HIDDEN, c.HIDDEN), 1.4 * c.HIDDEN**-0.5)
+    yield Spec("resampler.attn.in_proj_bias", (3 * c.HIDDEN,), 0.0)
+    yield from _linear("resampler.attn.out_proj", c.HIDDEN, c.HIDDEN)
+    for part in ("ln_q", "ln_kv", "ln_post"):
+        yield from _norm(f"resampler.{part}", c.HIDDEN)
+    yield Spec("resampler.proj", (c.HIDDEN, c.HIDDEN), c.HIDDEN**-0.5)
+
+
+def _audio() -> Iterator[Spec]:
+    size = c.AUDIO_HIDDEN
+    yield Spec("apm.conv1.weight", (size, c.MEL_BINS, 3), 2.0 / (3 * c.MEL_BINS) ** 0.5)
+    yield Spec("apm.conv1.bias", (size,), 0.1)
+    yield Spec("apm.conv2.weight", (size, size, 3), 2.0 / (3 * size) ** 0.5)
+    yield Spec("apm.conv2.bias", (size,), 0.1)
+    yield Spec("apm.embed_positions.weight", (c.AUDIO_POSITIONS, size), 0.1)
+    for layer in range(c.AUDIO_LAYERS):
+        name = f"apm.layers.{layer}"
+        yield from _norm(f"{name}.self_attn_layer_norm", size)
+        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            bias = None if part == "k_proj" else 0.0
+            yield from _linear(f"{name}.self_attn.{part}", size, size, gain=1.4, bias=bias)
+        yield from _norm(f"{name}.final_layer_norm", size)
+        yield from _linear(f"{name}.fc1", c.AUDIO_INTERMEDIATE, size, gain=1.5)
+        yield from _linear(f"{name}.fc2", size, c.AUDIO_INTERMEDIATE, gain=1.5)
+    yield from _norm("apm.layer_norm", size)
+    yield from _linear("audio_projection_layer.linear1", c.HIDDEN, c.AUDIO_INTERMEDIATE // 4, bias=0.1)
+    yield from _linear("audio_projection_layer.linear2", c.HIDDEN, c.HIDDEN, gain=2.0)
+
+
+def specs() -> list[Spec]:
+    """Every tensor of the checkpoint, in the order in which the random stream fills them."""
+    return [*_llm(), *_vision(), *_resampler(), *_audio()]
+
+
+def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
+    """The nearest float32 numbers that bfloat16 holds (ties to even)."""
+    bits = values.astype(np.float32).view(np.uint32)
+    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return (rounded & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def _bell(stream: np.random.Philox, count: int) -> np.ndarray:
+    """Values of mean 0 and spread 1, each the sum of four random 16-bit numbers."""
+    words = stream.random_raw(count).astype("<u8")
+    quarters = words.view("<u2").reshape(count, 4).astype(np.int64).sum(axis=1)
+    # Four uniform 16-bit numbers: mean 4 * 32767.5, variance 4 * (2**32 - 1) / 12.
+    return (quarters * 2 - 4 * 65535) * 1.3215177537966724e-05
+
+
+def head_scales() -> np.ndarray:
+    """How loud each token is in the answer: words speak, letters and markers stay below them."""
+    ids = vocabulary()
+    scales = np.full(len(ids), 0.35)
+    scales[[ids[token] for token in (*SPECIAL, *VISIBLE)]] = 0.2
+    scales[[ids[spell(word)] for word in answer_words()]] = 1.0
+    return scales
+
+
+def tensors() -> dict[str, np.ndarray]:
+    """The whole checkpoint, by name."""
+    stream = np.random.Philox(SEED)
+    filled = {}
+    for spec in specs():
+        values = np.full(spec.shape, spec.centre)
+        if spec.spread:
+            values += _bell(stream, values.size).reshape(spec.shape) * spec.spread
+        if spec.name == "llm.lm_head.weight":
+            values = (values - SELF_DAMPING * filled["llm.model.embed_tokens.weight"] / 16) * head_scales()[:, None]
+        filled[spec.name] = round_to_bfloat16(values)
+    return filled
+
+
+def to_safetensors(named: dict[str, np.ndarray]) -> bytes:
+    """The safetensors file: an eight-byte length, a JSON header, then the numbers in name order."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name in sorted(named):
+        end = start + named[name].nbytes
+        header[name] = {"dtype": "F32", "shape": list(named[name].shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    body = b"".join(named[name].astype("<f4").tobytes() for name in sorted(named))
+    return len(text).to_bytes(8, "little") + text + body
