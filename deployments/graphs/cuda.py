@@ -1,0 +1,100 @@
+"""The CUDA half of the exact-shape adapter: streams, pools, memory, and upstream's manager."""
+
+import gc
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+
+from policies.admission import CallFacts
+
+Inputs = Mapping[str, torch.Tensor | None]
+Function = Callable[[Inputs], torch.Tensor]
+
+
+class CudaBackend:
+    """Implements ``GraphBackend`` on one device; on a machine without CUDA every call is ineligible.
+
+    With ``share_pools`` all graphs of one replay stream share one memory pool and one capture
+    stream; without, each graph has its own.
+    """
+
+    def __init__(self, device: torch.device | str, share_pools: bool = True) -> None:
+        self.device = torch.device(device)
+        self.share_pools = share_pools
+        self._shared: dict[Hashable, tuple[Any, torch.cuda.Stream]] = {}
+        self._own: list[tuple[Any, torch.cuda.Stream]] = []  # kept as long as their graphs
+        self._free_before = 0
+
+    def facts(self, inputs: Inputs, batch_size: int) -> CallFacts:
+        """Read eligibility off the inputs and the calling thread."""
+        tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+        on_cuda = any(value.is_cuda for value in tensors)
+        return CallFacts(
+            batch_size=batch_size,
+            devices=frozenset(str(value.device) for value in tensors),
+            grad_enabled=torch.is_grad_enabled(),
+            autocast=torch.is_autocast_enabled("cuda"),
+            capturing=on_cuda and torch.cuda.is_current_stream_capturing(),
+        )
+
+    def stream(self) -> Hashable:
+        """The current stream's handle."""
+        return torch.cuda.current_stream(self.device).cuda_stream
+
+    def free_bytes(self) -> int:
+        """Free device memory, as the driver says; blocks cached by torch count as used."""
+        return torch.cuda.mem_get_info(self.device)[0]
+
+    def capture(self, function: Function, inputs: Inputs) -> "SyncedGraph":
+        """Capture on a side stream once earlier replays and output clones have finished."""
+        from deployments.upstream.encoder_graphs import ExactShapeGraph
+
+        replay_stream = torch.cuda.current_stream(self.device)
+        replay_stream.synchronize()  # the pool may be reused from here on
+        self._free_before = self.free_bytes()
+        graph = ExactShapeGraph(function, inputs, self.device)
+        pool, capture_stream = self._pool(replay_stream.cuda_stream)
+        capture_stream.wait_stream(replay_stream)
+        # Our own stream context: torch.cuda.graph does not restore the stream when a capture breaks.
+        with torch.cuda.stream(capture_stream):
+            graph.capture(pool)
+        replay_stream.wait_stream(capture_stream)
+        return SyncedGraph(graph, replay_stream)
+
+    def release_failed(self) -> int:
+        """Collect what the broken capture left; what the driver still misses afterwards is lost."""
+        try:
+            gc.collect()
+            torch.cuda.empty_cache()
+            return max(0, self._free_before - self.free_bytes())
+        except Exception:  # the context itself is dead: nothing can be asked of it
+            return self._free_before
+
+    def is_device_error(self, error: BaseException) -> bool:
+        """Device errors kill the context; running out of memory does not."""
+        return isinstance(error, torch.AcceleratorError)
+
+    def _pool(self, stream: Hashable) -> tuple[Any, torch.cuda.Stream]:
+        if self.share_pools and stream in self._shared:
+            return self._shared[stream]
+        fresh = (torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device))
+        if self.share_pools:
+            self._shared[stream] = fresh
+        else:
+            self._own.append(fresh)
+        return fresh
+
+
+class SyncedGraph:
+    """A captured graph whose replay waits for the device, so that its errors surface in the call."""
+
+    def __init__(self, graph: Any, stream: torch.cuda.Stream) -> None:
+        self._graph = graph
+        self._stream = stream
+
+    def replay(self, inputs: Inputs) -> torch.Tensor:
+        """Replay, clone, wait."""
+        output: torch.Tensor = self._graph.replay(inputs)
+        self._stream.synchronize()
+        return output
