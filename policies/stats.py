@@ -7,6 +7,8 @@ a restarted replica starts at zero under a new ``start_id``.
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+UNKNOWN_KEY = "unknown"  # the media key of a piece of media whose header does not say its shape
+
 COUNTERS = (
     "graph_hits",
     "graph_misses",
@@ -81,3 +83,5 @@ class ReplicaReport:
     leaked_bytes: int = 0
     failure: str | None = None
     stats: GraphStats = field(default_factory=GraphStats)
+    stalled_s: float = 0.0  # how long the work in hand has made no progress; 0.0 when idle
+    warmup_failed: bool = False  # the failure came before the replica was ever ready
