@@ -44,7 +44,7 @@ _PIECES = (
     "de hi ri ro ic ne ea ra ce li ch ll be ma si om ur ing ion ent and tio for ate all ter her ver "
     "est con pro com ess ment"
 )
-_STACKED = ("\n\n", "  ", "    ", "...", "\":", "\",", "{\"", "\"}")
+_STACKED = ("\n\n", "  ", "    ", "...", '":', '",', '{"', '"}')
 
 SPECIAL = (
     "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> "

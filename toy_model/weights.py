@@ -16,6 +16,12 @@ from toy_model.vocabulary import SPECIAL, VISIBLE, answer_words, spell, vocabula
 SEED = 45
 # How far a token turns the answer away from itself, so that no answer repeats one word for ever.
 SELF_DAMPING = 4.0
+# The end follows the full stop and nothing else, and no answer begins with either: the full stop's own
+# loudness sets how long answers are, and its large embedding makes the end after it certain.
+FULL_STOP_LOUDNESS = 1.1
+FULL_STOP_SIZE = 3.0
+END_AFTER_FULL_STOP = 6.0
+NOT_AFTER_BREAK = 6.0
 
 
 @dataclass(frozen=True)
@@ -28,7 +34,9 @@ class Spec:
     centre: float = 0.0
 
 
-def _linear(name: str, out_size: int, in_size: int, gain: float = 1.0, bias: float | None = 0.0) -> Iterator[Spec]:
+def _linear(
+    name: str, out_size: int, in_size: int, gain: float = 1.0, bias: float | None = 0.0
+) -> Iterator[Spec]:
     yield Spec(f"{name}.weight", (out_size, in_size), gain / in_size**0.5)
     if bias is not None:
         yield Spec(f"{name}.bias", (out_size,), bias)
@@ -135,19 +143,33 @@ def head_scales() -> np.ndarray:
     scales = np.full(len(ids), 0.35)
     scales[[ids[token] for token in (*SPECIAL, *VISIBLE)]] = 0.2
     scales[[ids[spell(word)] for word in answer_words()]] = 1.0
+    scales[ids["."]] = FULL_STOP_LOUDNESS
     return scales
+
+
+def _shape_head(head: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
+    ids = vocabulary()
+    unit = embeddings.astype(np.float64) / c.HIDDEN**0.5
+    unit[ids["."]] /= FULL_STOP_SIZE
+    shaped = (head - SELF_DAMPING * unit) * head_scales()[:, None]
+    breaks = unit[ids[spell("\n")]] + unit[ids[spell("\n\n")]]
+    shaped[ids["<|im_end|>"]] += END_AFTER_FULL_STOP * unit[ids["."]] - NOT_AFTER_BREAK * breaks
+    shaped[ids["."]] -= NOT_AFTER_BREAK * breaks
+    return shaped
 
 
 def tensors() -> dict[str, np.ndarray]:
     """The whole checkpoint, by name."""
     stream = np.random.Philox(SEED)
-    filled = {}
+    filled: dict[str, np.ndarray] = {}
     for spec in specs():
         values = np.full(spec.shape, spec.centre)
         if spec.spread:
             values += _bell(stream, values.size).reshape(spec.shape) * spec.spread
+        if spec.name == "llm.model.embed_tokens.weight":
+            values[vocabulary()["."]] *= FULL_STOP_SIZE
         if spec.name == "llm.lm_head.weight":
-            values = (values - SELF_DAMPING * filled["llm.model.embed_tokens.weight"] / 16) * head_scales()[:, None]
+            values = _shape_head(values, filled["llm.model.embed_tokens.weight"])
         filled[spec.name] = round_to_bfloat16(values)
     return filled
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -108,7 +109,7 @@ def main() -> None:
     if args.update_manifest:
         write_manifest()
         manifest.cache_clear()
-    print(ensure(args.target))
+    sys.stdout.write(f"{ensure(args.target)}\n")
 
 
 if __name__ == "__main__":

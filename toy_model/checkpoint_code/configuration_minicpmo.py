@@ -52,7 +52,9 @@ class MiniCPMOConfig(Qwen3Config):
         super().__init__(**kwargs)
 
 
-def _section(value: dict[str, Any] | PretrainedConfig | None, cls: type[PretrainedConfig]) -> PretrainedConfig:
+def _section(
+    value: dict[str, Any] | PretrainedConfig | None, cls: type[PretrainedConfig]
+) -> PretrainedConfig:
     if isinstance(value, PretrainedConfig):
         return value
     return cls(**(value or {}))

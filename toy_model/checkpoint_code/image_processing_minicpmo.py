@@ -6,13 +6,14 @@ slices is the area in slices, rounded up, and one more or fewer where that fits 
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from PIL import Image
 from transformers import AutoImageProcessor
 from transformers.image_processing_utils import BaseImageProcessor, BatchFeature
+from transformers.processing_utils import ImagesKwargs
 
 Size = tuple[int, int]  # (width, height), or (columns, rows) of a grid
 
@@ -66,10 +67,17 @@ def to_strip(pixels: np.ndarray, patch: int) -> np.ndarray:
     return np.ascontiguousarray(blocks.transpose(4, 1, 0, 2, 3).reshape(3, patch, -1))
 
 
+class PictureOptions(ImagesKwargs, total=False):  # type: ignore[call-arg]  # untyped here
+    """What a caller may pass for one call, beyond transformers' own."""
+
+    max_slice_nums: int | None
+
+
 class MiniCPMVImageProcessor(BaseImageProcessor):
     """Pictures to strips of patches, and the placeholder text that goes with a picture's size."""
 
-    model_input_names = ["pixel_values"]
+    model_input_names: ClassVar[list[str]] = ["pixel_values"]
+    valid_kwargs = PictureOptions
 
     def __init__(
         self, max_slice_nums: int = 9, scale_resolution: int = 140, patch_size: int = 14, **kwargs: Any
@@ -132,7 +140,7 @@ class MiniCPMVImageProcessor(BaseImageProcessor):
         pieces = [picture]
         if self.slice_mode:
             pieces = cut(picture, limit, self.scale_resolution, self.patch_size)
-        mean, std = np.float32(self.mean), np.float32(self.std)
+        mean, std = np.asarray(self.mean, np.float32), np.asarray(self.std, np.float32)
         arrays = [(np.asarray(piece, dtype=np.float32) / 255 - mean) / std for piece in pieces]
         strips = [torch.from_numpy(to_strip(array, self.patch_size)) for array in arrays]
         grids = [(piece.height // self.patch_size, piece.width // self.patch_size) for piece in pieces]

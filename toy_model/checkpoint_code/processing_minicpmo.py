@@ -19,11 +19,6 @@ MAX_CLIP_S = 30  # the audio encoder's window; longer sounds are cut into clips 
 class MiniCPMOProcessor(ProcessorMixin):
     """Joins the image processor, the Whisper feature extractor and the tokenizer."""
 
-    attributes = ["image_processor", "feature_extractor", "tokenizer"]
-    image_processor_class = "AutoImageProcessor"
-    feature_extractor_class = "WhisperFeatureExtractor"
-    tokenizer_class = "AutoTokenizer"
-
     def __init__(
         self, image_processor: Any = None, feature_extractor: Any = None, tokenizer: Any = None, **kwargs: Any
     ) -> None:
