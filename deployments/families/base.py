@@ -46,10 +46,10 @@ class EncoderInputs:
 
 
 class Preprocessor(Protocol):
-    """Raw bytes in, encoder inputs out; lives in one CPU worker process."""
+    """Decoded media in, encoder inputs out; lives in one CPU worker process."""
 
-    def __call__(self, data: bytes) -> EncoderInputs:
-        """Decode and prepare one item. Raises ClientError (without ``param``) on bad media."""
+    def __call__(self, medium: Any) -> EncoderInputs:
+        """Prepare one RGB picture or mono clip. Raises ClientError (without ``param``) on bad media."""
 
 
 class EncoderCore(Protocol):
@@ -71,6 +71,8 @@ class Family(Protocol):
     name: str
     architectures: tuple[str, ...]  # values of hf_config.architectures
     encoders: tuple[EncoderSpec, ...]
+    hidden_size: int  # width of an embedding row
+    tool_parser: str  # vLLM's name of the model's tool-call format
 
     def media_key(self, encoder: str, data: bytes) -> str:
         """Shape key from the header of ``data`` alone, or ``unknown``; never decodes media."""
@@ -78,11 +80,16 @@ class Family(Protocol):
     def preprocessor(self, encoder: str, vllm_config: Any) -> Preprocessor:
         """Build the worker-side half for one encoder."""
 
-    def core(self, encoder: str, model: Any, adapter_options: Mapping[str, Any]) -> EncoderCore:
+    def core(self, encoder: str, model: Any, options: Any, device: Any) -> EncoderCore:
         """Build the GPU-side half around the loaded upstream model."""
 
     def stand_in(self, encoder: str, shape_key: str) -> EncoderInputs:
         """Inputs of this shape with non-zero random content, for warm-up."""
 
-    def content_part(self, encoder: str, embedding: Any, uuid: str) -> dict[str, Any]:
+    def expected_tokens(self, encoder: str, metadata: Mapping[str, Any]) -> int | None:
+        """Tokens an embedding with this metadata must have; None where nothing says."""
+
+    def content_part(
+        self, encoder: str, embedding: Any, metadata: Mapping[str, Any], uuid: str
+    ) -> dict[str, Any]:
         """The chat content part by which vLLM accepts this embedding."""

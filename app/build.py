@@ -1,0 +1,147 @@
+"""The application as a graph, top to bottom in data-flow order.
+
+No ``from __future__ import annotations`` here: with it Ray 2.60 hands the builder a dict and
+accepts misspelt keys.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ray.serve import Application
+
+from app.config import EMBEDDED, AppConfig
+from app.ingress import Ingress, IngressOptions
+from app.media_fetch import FetchOptions
+from deployments.decoder import Decoder, DecoderOptions
+from deployments.encoders.audio import AudioEncoder
+from deployments.encoders.preprocess_pool import PoolOptions
+from deployments.encoders.shell import EncoderOptions
+from deployments.encoders.vision import VisionEncoder
+from deployments.families.base import EncoderSpec, Family
+from deployments.families.registry import load_family
+from deployments.graph_controller import ControllerOptions, GraphController
+from deployments.upstream.encoder_model import EncoderModelSpec
+from policies.graph_options import GraphOptions, graph_options
+from policies.limits import MediaLimits
+from policies.recycling import RecyclingPolicy
+
+ENCODERS = {"vision": VisionEncoder, "audio": AudioEncoder}
+
+
+def build(config: AppConfig) -> Application:
+    """Bind the graph that ``config`` describes. Every error names the key at fault."""
+    config, model_name = resolve_model(config)
+    family = load_family(config.model, config.revision)
+    limits = MediaLimits(**config.media.limits)
+    graphs = {spec.encoder: _graph_options(config, spec) for spec in family.encoders}
+
+    controller = GraphController.bind(controller_options(config, family, graphs))
+    encoders = {
+        spec.encoder: ENCODERS[spec.encoder].bind(
+            encoder_options(config, spec, graphs[spec.encoder], limits), family, controller
+        )
+        for spec in family.encoders
+    }
+    decoder = Decoder.bind(decoder_options(config, model_name), family)
+    names = ("Decoder", "GraphController", *(ENCODERS[s.encoder].name for s in family.encoders))
+    options = IngressOptions(
+        config=config,
+        family=family,
+        model_name=model_name,
+        identity=identity(config, family),
+        limits=limits,
+        fetch=FetchOptions(**config.media.fetch),
+        deployments=names,
+    )
+    return Ingress.bind(options, encoders, decoder, controller)
+
+
+def resolve_model(config: AppConfig) -> tuple[AppConfig, str]:
+    """Put the embedded checkpoint's folder in place of its name; the name clients use beside it."""
+    if config.model != EMBEDDED:
+        return config, config.served_model_name or config.model
+    from toy_model.write import ensure
+
+    settled = config.model_copy(update={"model": str(ensure()), "trust_remote_code": True})
+    return settled, config.served_model_name or "graphserve-toy"
+
+
+def _graph_options(config: AppConfig, spec: EncoderSpec) -> GraphOptions:
+    return graph_options(
+        config.graphs.get(spec.encoder),
+        config.hf_overrides,
+        path=f"graphs.{spec.encoder}",
+        encoder=spec.encoder,
+        enforce_eager=config.enforce_eager,
+    )
+
+
+def encoder_options(
+    config: AppConfig, spec: EncoderSpec, graphs: GraphOptions, limits: MediaLimits
+) -> EncoderOptions:
+    """What the replicas of one encoder are told."""
+    return EncoderOptions(
+        spec=EncoderModelSpec(
+            model=config.model,
+            modality=spec.modality,
+            dtype=config.dtype,
+            trust_remote_code=config.trust_remote_code,
+            revision=config.revision,
+            load_format=config.load_format,
+            enforce_eager=config.enforce_eager,
+            hf_overrides=dict(config.hf_overrides),
+        ),
+        pool=PoolOptions(
+            workers=config.encoders.preprocess_workers,
+            item_timeout_s=config.encoders.preprocess_timeout_s,
+            limits=limits,
+        ),
+        graphs=graphs,
+        max_batch_size=config.encoders.max_batch_size,
+        stuck_after_s=config.encoders.stuck_after_s,
+    )
+
+
+def decoder_options(config: AppConfig, model_name: str) -> DecoderOptions:
+    """What the decoder is told."""
+    engine_args: dict[str, Any] = {"load_format": config.load_format, **config.decoder.engine_args}
+    if config.hf_overrides:
+        engine_args.setdefault("hf_overrides", dict(config.hf_overrides))
+    return DecoderOptions(
+        model=config.model,
+        served_model_name=model_name,
+        dtype=config.dtype,
+        trust_remote_code=config.trust_remote_code,
+        revision=config.revision,
+        engine_args=engine_args,
+    )
+
+
+def controller_options(
+    config: AppConfig, family: Family, graphs: dict[str, GraphOptions]
+) -> ControllerOptions:
+    """What the controller watches and by which bounds it decides."""
+    knobs = config.controller.model_dump(exclude={"period_s", "warm_graphs"})
+    warm = config.controller.warm_graphs
+    return ControllerOptions(
+        encoders={ENCODERS[s.encoder].name: (s.encoder, "calls") for s in family.encoders},
+        warm_graphs={
+            ENCODERS[s.encoder].name: graphs[s.encoder].max_graphs // 2 if warm is None else warm
+            for s in family.encoders
+        },
+        policy=RecyclingPolicy(**knobs),
+        period_s=config.controller.period_s,
+    )
+
+
+def identity(config: AppConfig, family: Family) -> str:
+    """What an embedding depends on besides the media: it goes into every media hash."""
+    folder = Path(config.model)
+    files = {}
+    for name in ("config.json", "preprocessor_config.json"):
+        if (folder / name).is_file():
+            files[name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    facts = [config.model, config.revision, config.dtype, config.hf_overrides, repr(family), files]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

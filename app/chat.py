@@ -1,0 +1,217 @@
+"""One chat request from end to end: media fetched, encoded, handed by reference to the decoder."""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import json
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from app.chat_parts import MediaPart, find_media, with_embeddings
+from app.embedding_cache import EmbeddingCache, Encoded
+from app.failures import classify
+from app.http_errors import HttpError, from_client_error
+from app.media_fetch import MediaFetcher
+from deployments.errors import ClientError
+from deployments.families.base import Family
+from deployments.messages import ChatHead, EncodeReceipt, MediaItem
+from policies.limits import MediaLimits
+from policies.retry import Failure, GiveUp, next_step
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes back: a status and either a whole body or an iterator of server-sent events."""
+
+    status: int
+    body: str | None = None
+    events: AsyncIterator[str] | None = None
+
+
+class ChatFront:
+    """Turns requests into answers. Holds handles and references, never a tensor."""
+
+    def __init__(
+        self,
+        family: Family,
+        identity: str,
+        encoders: dict[str, Any],
+        decoder: Any,
+        fetcher: MediaFetcher,
+        limits: MediaLimits,
+        cache: EmbeddingCache,
+        deadline_s: float,
+    ) -> None:
+        self.family = family
+        self.identity = identity
+        self.encoders = {
+            name: handle.options(stream=True, _by_reference=True) for name, handle in encoders.items()
+        }
+        self.decoder = decoder.options(stream=True, _by_reference=True)
+        self.fetcher = fetcher
+        self.limits = limits
+        self.cache = cache
+        self.deadline_s = deadline_s
+
+    async def answer(self, request: dict[str, Any], request_id: str) -> Answer:
+        """Answer one request. Raises HttpError for everything that is refused."""
+        deadline_s = time.monotonic() + self.deadline_s
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                media = find_media(request, self.family.encoders, self.limits.max_parts)
+                items = await _all(self._item(part, request_id) for part in media)
+                ready = with_embeddings(request, media)
+                return await self._decode(ready, media, items, deadline_s)
+        except TimeoutError:
+            raise HttpError(504, f"the request took longer than {self.deadline_s:g} s") from None
+
+    # ---- media ----
+
+    async def _item(self, part: MediaPart, request_id: str) -> tuple[str, MediaItem]:
+        """Fetch one medium and read its key off the header."""
+        try:
+            data = await self._bytes(part)
+            key = self.family.media_key(part.encoder, data)
+        except ClientError as error:
+            raise from_client_error(error, part.param) from error
+        digest = hashlib.sha256(f"{self.identity}\0{part.encoder}\0".encode())
+        digest.update(data)
+        return part.encoder, MediaItem(data, key, digest.hexdigest(), request_id)
+
+    async def _bytes(self, part: MediaPart) -> bytes:
+        if part.url is not None:
+            return await self.fetcher.fetch(part.url)
+        assert part.base64 is not None
+        if len(part.base64) > self.limits.max_bytes * 4 // 3 + 4:
+            raise ClientError(f"larger than {self.limits.max_bytes} bytes", status=413)
+        try:
+            return base64.b64decode(part.base64, validate=True)
+        except binascii.Error as error:
+            raise ClientError(f"data is not base64: {error}") from error
+
+    # ---- encoders ----
+
+    async def _encoded(self, encoder: str, item: MediaItem, param: str, deadline_s: float) -> Encoded:
+        """The embedding of one item, from the cache or from an encoder, tried again where that helps."""
+
+        async def once() -> Encoded:
+            return await self.cache.get(item.uuid, lambda: self._encode(encoder, item))
+
+        return await self._persist(once, deadline_s, param)
+
+    async def _encode(self, encoder: str, item: MediaItem) -> Encoded:
+        """One encode. The receipt is read, the embedding stays where it is."""
+        call = self.encoders[encoder].encode.remote(item, shape_key=item.media_key)
+        refs = await call._to_object_ref_gen()
+        try:
+            receipt: EncodeReceipt = await (await refs.__anext__())
+            embedding = await refs.__anext__()
+            await anext(refs, None)  # runs the stream to its end, so that Serve counts the call as done
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        return Encoded(receipt, embedding)
+
+    # ---- decoder ----
+
+    async def _decode(
+        self,
+        request: dict[str, Any],
+        media: list[MediaPart],
+        items: list[tuple[str, MediaItem]],
+        deadline_s: float,
+    ) -> Answer:
+        """Encode what must be, and start the decoder on it; again, as long as nothing was streamed."""
+
+        async def once() -> Answer:
+            encoded = await _all(
+                self._encoded(encoder, item, part.param, deadline_s)
+                for part, (encoder, item) in zip(media, items, strict=True)
+            )
+            call = self.decoder.chat.remote(request, *(e.ref for e in encoded))
+            try:
+                head: ChatHead = await anext(call)
+                if not head.streaming:
+                    return Answer(head.status, body=await anext(call))
+                first: str = await anext(call)
+            except asyncio.CancelledError:
+                call.cancel()
+                raise
+            except Exception:
+                for _, item in items:  # an embedding that was lost on the way is made again
+                    self.cache.forget(item.uuid)
+                raise
+            return Answer(head.status, events=self._events(call, first, deadline_s))
+
+        return await self._persist(once, deadline_s, None)
+
+    async def _events(self, call: Any, first: str, deadline_s: float) -> AsyncIterator[str]:
+        """Pass the decoder's events on; end with an error event when it breaks off."""
+        finished = False
+        try:
+            yield first
+            while True:
+                try:
+                    async with asyncio.timeout(deadline_s - time.monotonic()):
+                        piece: str = await anext(call)
+                except StopAsyncIteration:
+                    finished = True
+                    return
+                yield piece
+        except TimeoutError:
+            yield error_event(HttpError(504, f"the request took longer than {self.deadline_s:g} s"))
+        except Exception as error:
+            logger.warning("the decoder broke off in mid-stream: %r", error)
+            yield error_event(HttpError(503, "the decoder broke off in mid-stream; the answer is incomplete"))
+        finally:
+            if not finished:
+                call.cancel()
+
+    # ---- trying again ----
+
+    async def _persist(self, once: Callable[[], Awaitable[Any]], deadline_s: float, param: str | None) -> Any:
+        """Call ``once`` until it works or the retry policy gives up."""
+        attempts = 0
+        while True:
+            attempts += 1
+            try:
+                return await once()
+            except (HttpError, asyncio.CancelledError, TimeoutError):
+                raise
+            except Exception as error:
+                kind, cause = classify(error)
+                if isinstance(cause, ClientError):
+                    raise from_client_error(cause, param) from error
+                step = next_step(
+                    Failure(kind, attempts, deadline_s), time.monotonic(), jitter=random.random()
+                )
+                if isinstance(step, GiveUp):
+                    raise HttpError(step.status, f"{step.reason}: {cause}", param) from error
+                logger.warning(
+                    "attempt %d failed (%s: %s), the next in %.2f s", attempts, kind, cause, step.after_s
+                )
+                await asyncio.sleep(step.after_s)
+
+
+async def _all(jobs: Any) -> list[Any]:
+    """Run jobs together; the first failure cancels the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def error_event(error: HttpError) -> str:
+    """An error in mid-stream, as vLLM's own server sends it, and the end of the stream."""
+    return f"data: {json.dumps(error.body())}\n\ndata: [DONE]\n\n"

@@ -1,0 +1,103 @@
+"""Finds the media of a chat request, and puts embeddings in their places."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.http_errors import HttpError
+from deployments.families.base import EncoderSpec
+from deployments.messages import EMBEDDING_PART
+
+TEXT_TYPES = frozenset({"text", "refusal", "thinking", "input_text", "output_text"})
+FORBIDDEN_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
+AUDIO_FORMATS = frozenset({"wav", "mp3", "flac", "ogg"})
+
+
+@dataclass(frozen=True)
+class MediaPart:
+    """One medium of a request: where it stands, which encoder takes it, where its bytes are."""
+
+    param: str  # for example messages[0].content[1].image_url
+    message: int
+    part: int
+    encoder: str
+    url: str | None = None  # http, https, data
+    base64: str | None = None
+
+
+def find_media(
+    request: Mapping[str, Any], encoders: tuple[EncoderSpec, ...], max_parts: int
+) -> list[MediaPart]:
+    """Every medium of the request in order. Raises HttpError 400 that names the part at fault."""
+    for name in FORBIDDEN_FIELDS:
+        if request.get(name):
+            raise HttpError(400, f"{name} is not supported: media is prepared apart from the decoder", name)
+    messages = request.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise HttpError(400, "messages must be a list that is not empty", "messages")
+    by_type = {kind: spec.encoder for spec in encoders for kind in spec.content_types}
+    found: list[MediaPart] = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise HttpError(400, "a message must be an object", f"messages[{i}]")
+        content = message.get("content")
+        if not isinstance(content, list):
+            continue
+        for j, part in enumerate(content):
+            medium = _media_part(part, by_type, f"messages[{i}].content[{j}]", i, j)
+            if medium is not None:
+                found.append(medium)
+    if len(found) > max_parts:
+        raise HttpError(
+            400, f"{len(found)} media parts; at most {max_parts} are allowed", found[max_parts].param
+        )
+    return found
+
+
+def _media_part(part: Any, by_type: Mapping[str, str], path: str, i: int, j: int) -> MediaPart | None:
+    if isinstance(part, str):
+        return None
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise HttpError(400, "a content part must be an object with a type", path)
+    kind = part["type"]
+    if kind in TEXT_TYPES:
+        if not isinstance(part.get("text", part.get("refusal", part.get("thinking"))), str):
+            raise HttpError(400, f"a part of type {kind} must hold a string", f"{path}.{kind}")
+        return None
+    if kind not in by_type:
+        known = sorted(TEXT_TYPES & {"text"} | set(by_type))
+        why = (
+            "the model takes no such part"
+            if kind.endswith("_url") or kind == "input_audio"
+            else "unknown type"
+        )
+        raise HttpError(400, f"{why}: {kind}; it takes {', '.join(known)}", f"{path}.{kind}")
+    param = f"{path}.{kind}"
+    value = part.get(kind)
+    if kind == "input_audio":
+        return MediaPart(param, i, j, by_type[kind], base64=_audio_data(value, param))
+    url = value.get("url") if isinstance(value, dict) else value
+    if not isinstance(url, str) or not url:
+        raise HttpError(400, f"{kind} must hold a url", param)
+    return MediaPart(param, i, j, by_type[kind], url=url)
+
+
+def _audio_data(value: Any, param: str) -> str:
+    if not isinstance(value, dict) or not isinstance(value.get("data"), str):
+        raise HttpError(400, "input_audio must hold data (base64) and format", param)
+    if value.get("format") not in AUDIO_FORMATS:
+        raise HttpError(400, f"format must be one of {', '.join(sorted(AUDIO_FORMATS))}", f"{param}.format")
+    data: str = value["data"]
+    return data
+
+
+def with_embeddings(request: dict[str, Any], media: list[MediaPart]) -> dict[str, Any]:
+    """The request with medium i replaced by ``{"type": "graphserve_embedding", "index": i}``."""
+    messages = list(request["messages"])
+    for index, medium in enumerate(media):
+        message = dict(messages[medium.message])
+        content = list(message["content"])
+        content[medium.part] = {"type": EMBEDDING_PART, "index": index}
+        message["content"] = content
+        messages[medium.message] = message
+    return {**request, "messages": messages}

@@ -1,0 +1,97 @@
+"""Content hash to embedding reference: bounded in bytes, least recently used goes first.
+
+Equal requests at the same time share one encode, and an encode that failed leaves nothing behind.
+Holds references, never tensors. One per Ingress replica.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from deployments.messages import EncodeReceipt
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An embedding as the Ingress knows it: its receipt and the reference to it."""
+
+    receipt: EncodeReceipt
+    ref: Any
+
+
+@dataclass
+class CacheCounts:
+    """Cumulative counts, and the bytes held now."""
+
+    hits: int = 0
+    misses: int = 0
+    shared: int = 0
+    evictions: int = 0
+    bytes: int = 0
+
+
+class EmbeddingCache:
+    """Remembers finished encodes up to ``max_bytes``; 0 turns remembering off, sharing stays."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.counts = CacheCounts()
+        self._entries: OrderedDict[str, Encoded] = OrderedDict()
+        self._running: dict[str, asyncio.Task[Encoded]] = {}
+        self._waiters: dict[str, int] = {}
+
+    async def get(self, uuid: str, encode: Callable[[], Awaitable[Encoded]]) -> Encoded:
+        """The embedding of this content: held, being made for somebody else, or made now.
+
+        The shared encode is cancelled when the last one who waits for it is.
+        """
+        if (entry := self._entries.get(uuid)) is not None:
+            self._entries.move_to_end(uuid)
+            self.counts.hits += 1
+            return entry
+        task = self._running.get(uuid)
+        if task is None:
+            self.counts.misses += 1
+            task = asyncio.ensure_future(self._make(uuid, encode))
+            self._running[uuid] = task
+        else:
+            self.counts.shared += 1
+        self._waiters[uuid] = self._waiters.get(uuid, 0) + 1
+        try:
+            return await asyncio.shield(task)
+        finally:
+            self._waiters[uuid] -= 1
+            if not self._waiters[uuid]:
+                del self._waiters[uuid]
+                if self._running.get(uuid) is task:
+                    del self._running[uuid]
+                task.cancel()
+
+    async def _make(self, uuid: str, encode: Callable[[], Awaitable[Encoded]]) -> Encoded:
+        try:
+            encoded = await encode()
+        finally:
+            if self._running.get(uuid) is asyncio.current_task():
+                del self._running[uuid]
+        self._keep(uuid, encoded)
+        return encoded
+
+    def _keep(self, uuid: str, encoded: Encoded) -> None:
+        size = encoded.receipt.bytes
+        if size > self.max_bytes:
+            return
+        self.forget(uuid)
+        self._entries[uuid] = encoded
+        self.counts.bytes += size
+        while self.counts.bytes > self.max_bytes:
+            _, old = self._entries.popitem(last=False)
+            self.counts.bytes -= old.receipt.bytes
+            self.counts.evictions += 1
+
+    def forget(self, uuid: str) -> None:
+        """Drop an entry, for example one whose object was lost."""
+        old = self._entries.pop(uuid, None)
+        if old is not None:
+            self.counts.bytes -= old.receipt.bytes

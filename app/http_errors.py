@@ -1,0 +1,53 @@
+"""OpenAI's error shape, and the translation of our errors into it."""
+
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from deployments.errors import ClientError
+
+TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    404: "NotFoundError",
+    405: "MethodNotAllowed",
+    413: "RequestTooLargeError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    503: "ServiceUnavailableError",
+    504: "GatewayTimeoutError",
+}
+
+
+class HttpError(Exception):
+    """An answer that is not 200, ready to be sent."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | int | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(status, message, param, code, retry_after_s)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else status
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the answer."""
+        kind = TYPES.get(self.status, "BadRequestError" if self.status < 500 else "InternalServerError")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """The answer itself."""
+        headers = {"Retry-After": str(self.retry_after_s)} if self.retry_after_s is not None else None
+        return JSONResponse(self.body(), status_code=self.status, headers=headers)
+
+
+def from_client_error(error: ClientError, param: str | None = None) -> HttpError:
+    """The answer to a request that is itself at fault."""
+    return HttpError(error.status, error.message, error.param or param, error.code)

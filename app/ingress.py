@@ -1,0 +1,188 @@
+"""The front door: HTTP in OpenAI's shape. Needs no GPU and never touches a tensor."""
+
+import asyncio
+import hmac
+import json
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from ray import serve
+from starlette.exceptions import HTTPException
+
+from app.chat import ChatFront
+from app.config import AppConfig
+from app.embedding_cache import EmbeddingCache
+from app.failures import classify
+from app.http_errors import HttpError
+from app.media_fetch import FetchOptions, MediaFetcher
+from app.readiness import Readiness
+from deployments.families.base import Family
+from policies.limits import MediaLimits
+
+logger = logging.getLogger("ray.serve")
+app = FastAPI(title="GraphServe", docs_url=None, redoc_url=None)
+
+
+@app.exception_handler(HttpError)
+async def _refused(_: Request, error: HttpError) -> JSONResponse:
+    return error.response()
+
+
+@app.exception_handler(HTTPException)
+async def _no_such_route(_: Request, error: HTTPException) -> JSONResponse:
+    return HttpError(error.status_code, str(error.detail)).response()
+
+
+@dataclass(frozen=True)
+class IngressOptions:
+    """What the Ingress is told at build."""
+
+    config: AppConfig
+    family: Family
+    model_name: str
+    identity: str
+    limits: MediaLimits
+    fetch: FetchOptions
+    deployments: tuple[str, ...]
+
+
+@serve.deployment(
+    name="Ingress",
+    health_check_period_s=1,
+    health_check_timeout_s=10,
+    max_ongoing_requests=1024,
+    ray_actor_options={"num_cpus": 0},
+)
+@serve.ingress(app)
+class Ingress:
+    """Routes, admission and the two kinds of key."""
+
+    def __init__(self, options: IngressOptions, encoders: Any, decoder: Any, controller: Any) -> None:
+        config = options.config
+        self.options = options
+        self.decoder = decoder
+        self.controller = controller
+        self.front = ChatFront(
+            options.family,
+            options.identity,
+            dict(zip(("vision", "audio"), encoders, strict=False))
+            if not isinstance(encoders, dict)
+            else encoders,
+            decoder,
+            MediaFetcher(options.fetch, options.limits),
+            options.limits,
+            EmbeddingCache(config.embedding_cache_bytes),
+            config.request_deadline_s,
+        )
+        self.readiness = Readiness(serve.get_replica_context().app_name, options.deployments)
+        self.in_hand = 0
+
+    async def check_health(self) -> None:
+        """Also the hook by which the watch over the application starts inside the event loop."""
+        self.readiness.start()
+
+    @app.post("/v1/chat/completions")
+    async def chat_completions(self, raw: Request) -> Response:
+        """OpenAI's chat completions as vLLM serves them."""
+        self._check_key(raw)
+        if self.in_hand >= self.options.config.max_requests:
+            raise HttpError(429, "too many requests in hand; try again shortly", retry_after_s=1)
+        self.in_hand += 1
+        streaming = False
+        try:
+            request = await self._body(raw)
+            answer = await self.front.answer(request, serve.context._get_serve_request_context().request_id)
+            if answer.events is None:
+                return Response(answer.body, status_code=answer.status, media_type="application/json")
+            streaming = True
+            return StreamingResponse(self._counted(answer.events), media_type="text/event-stream")
+        finally:
+            if not streaming:
+                self.in_hand -= 1
+
+    async def _counted(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
+        try:
+            async for event in events:
+                yield event
+        finally:
+            self.in_hand -= 1
+
+    async def _body(self, raw: Request) -> dict[str, Any]:
+        limit = self.options.config.max_body_bytes
+        chunks: list[bytes] = []
+        size = 0
+        async for chunk in raw.stream():
+            size += len(chunk)
+            if size > limit:
+                raise HttpError(413, f"the body is larger than {limit} bytes")
+            chunks.append(chunk)
+        try:
+            request = json.loads(b"".join(chunks))
+        except (ValueError, RecursionError) as error:
+            raise HttpError(400, f"the body is not JSON: {error}") from error
+        if not isinstance(request, dict):
+            raise HttpError(400, "the body must be a JSON object")
+        model = request.get("model")
+        if model is not None and model != self.options.model_name:
+            raise HttpError(404, f"The model `{model}` does not exist.", "model")
+        return request
+
+    def _check_key(self, raw: Request) -> None:
+        keys = self.options.config.api_keys
+        if keys and not any(_same(_bearer(raw), key) for key in keys):
+            raise HttpError(401, "an API key is needed: Authorization: Bearer ...")
+
+    @app.get("/v1/models")
+    async def models(self, raw: Request) -> Response:
+        """The served model, as vLLM lists it."""
+        self._check_key(raw)
+        return JSONResponse(await self._call(self.decoder.model_list.remote()))
+
+    @app.get("/v1/graphs")
+    async def graphs(self, raw: Request) -> Response:
+        """The cluster's encoder-graph report."""
+        self._check_key(raw)
+        return JSONResponse(await self._call(self.controller.cluster_report.remote()))
+
+    @app.post("/admin/replicas/{replica_id}/recycle")
+    async def recycle(self, replica_id: str, raw: Request) -> Response:
+        """Recycle one encoder replica by hand."""
+        token = self.options.config.admin_token
+        if token is None:
+            raise HttpError(404, "Not Found")
+        if not _same(_bearer(raw), token):
+            raise HttpError(401, "the admin token is needed: Authorization: Bearer ...")
+        verdict = await self._call(self.controller.request_recycle.remote(replica_id, "HTTP request"))
+        return JSONResponse(verdict, status_code=404 if verdict["status"] == "unknown" else 202)
+
+    async def _call(self, response: Any, timeout_s: float = 10.0) -> Any:
+        try:
+            return await asyncio.wait_for(response, timeout_s)
+        except TimeoutError:
+            raise HttpError(503, "the part that knows did not answer in time") from None
+        except Exception as error:
+            raise HttpError(503, f"the part that knows cannot answer: {classify(error)[1]}") from error
+
+    @app.get("/health")
+    async def health(self) -> Response:
+        """Ready once everything was; from then on 200 while text can be answered."""
+        health = self.readiness.health
+        return JSONResponse(health.body(), status_code=health.status)
+
+    @app.get("/health/live")
+    async def live(self) -> Response:
+        """The process answers."""
+        return JSONResponse({"status": "ok"})
+
+
+def _bearer(raw: Request) -> str:
+    kind, _, token = raw.headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())

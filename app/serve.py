@@ -1,0 +1,117 @@
+"""``serve run CONFIG`` with a progress line, the address, and an end that leaves nothing behind.
+
+Everything it adds is for the eyes: ``serve run CONFIG`` alone starts the same application.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+START_TIMEOUT_S = 1800.0
+STOP_TIMEOUT_S = 40.0
+
+
+def main(argv: list[str]) -> int:
+    """Run until the server ends or Ctrl-C. Returns the exit status."""
+    config = Path(argv[1] if len(argv) > 1 else "serve_config.yaml")
+    if not config.is_file():
+        print(f"no such config: {config}", file=sys.stderr)
+        return 2
+    base_url = address(yaml.safe_load(config.read_text(encoding="utf-8")))
+    server = subprocess.Popen(
+        [str(Path(sys.executable).with_name("serve")), "run", str(config)],
+        env={"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **os.environ},
+        start_new_session=True,
+    )
+    children: dict[int, psutil.Process] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _interrupt())
+    try:
+        announce(base_url, server, children)
+        return server.wait()
+    except KeyboardInterrupt:
+        print("\nstopping ...", flush=True)
+        return 0
+    finally:
+        stop(server, children)
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def address(config: dict[str, Any]) -> str:
+    """The base URL that a Serve config listens on."""
+    http = config.get("http_options") or {}
+    host = http.get("host", "127.0.0.1")
+    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{http.get('port', 8000)}"
+
+
+def announce(base_url: str, server: "subprocess.Popen[bytes]", children: dict[int, psutil.Process]) -> None:
+    """Show what is awaited until the application is ready, then how to use it."""
+    begun, shown = time.monotonic(), ""
+    with httpx.Client(base_url=base_url, timeout=5, trust_env=False) as client:
+        while server.poll() is None and time.monotonic() - begun < START_TIMEOUT_S:
+            remember(server, children)
+            body: dict[str, Any] = {}
+            with contextlib.suppress(httpx.HTTPError, json.JSONDecodeError):
+                response = client.get("/health")
+                body = response.json() if "json" in response.headers.get("content-type", "") else {}
+                if response.status_code == 200:
+                    print(welcome(base_url, client, time.monotonic() - begun), flush=True)
+                    return
+            waiting = ", ".join(f"{name} ({why})" for name, why in body.get("parts", {}).items())
+            line = f"waiting for {waiting or 'the server to listen'}"
+            if line != shown:
+                print(f"[{time.monotonic() - begun:5.1f} s] {line}", flush=True)
+                shown = line
+            time.sleep(0.5)
+
+
+def welcome(base_url: str, client: httpx.Client, seconds: float) -> str:
+    """The address and a request to try."""
+    model = client.get("/v1/models").json()["data"][0]["id"]
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 16})
+    return (
+        f"\nReady after {seconds:.0f} s: {base_url}/v1 serves {model}. Try:\n\n"
+        f"  curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
+        f"  {base_url}/v1/graphs shows the encoders, http://127.0.0.1:8265 is Ray's dashboard. Ctrl-C ends it.\n"
+    )
+
+
+def remember(server: "subprocess.Popen[bytes]", children: dict[int, psutil.Process]) -> None:
+    """Note every process that the server started, for some detach from it later."""
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(server.pid).children(recursive=True):
+            children.setdefault(child.pid, child)
+
+
+def stop(server: "subprocess.Popen[bytes]", children: dict[int, psutil.Process]) -> None:
+    """End the server and everything it started."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    remember(server, children)
+    if server.poll() is None:
+        server.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(STOP_TIMEOUT_S)
+    _, left = psutil.wait_procs(list(children.values()), timeout=5)
+    for process in left:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    if server.poll() is None:
+        server.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

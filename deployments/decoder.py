@@ -1,0 +1,149 @@
+"""The language decoder: vLLM without encoder weights, taking embeddings where media stood."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray import serve
+
+from deployments.errors import GraphServeError
+from deployments.families.base import Family
+from deployments.messages import EMBEDDING_PART, ChatHead, EncodedMedia, message_to_embedding
+from deployments.upstream.engine import ChatEngine
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True)
+class DecoderOptions:
+    """What the decoder is told: the model, and arguments of vLLM's own server by their Python names."""
+
+    model: str
+    served_model_name: str
+    dtype: str
+    trust_remote_code: bool
+    revision: str | None
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+def engine_options(options: DecoderOptions, family: Family) -> dict[str, Any]:
+    """Every argument given to upstream's server; the user's own come first, ours last."""
+    return {
+        "enable_auto_tool_choice": True,
+        "tool_call_parser": family.tool_parser,
+        **options.engine_args,
+        "model": options.model,
+        "served_model_name": [options.served_model_name],
+        "dtype": options.dtype,
+        "trust_remote_code": options.trust_remote_code,
+        "revision": options.revision,
+        "enable_mm_embeds": True,
+        "interleave_mm_strings": True,
+        "limit_mm_per_prompt": {"image": 0, "audio": 0, "video": 0},
+        "worker_extension_cls": "deployments.upstream.worker_extension.WorkerExtension",
+    }
+
+
+@serve.deployment(
+    name="Decoder",
+    health_check_period_s=1,
+    health_check_timeout_s=10,
+    max_ongoing_requests=256,
+    ray_actor_options={"num_cpus": 0},
+)
+class Decoder:
+    """Owns one vLLM engine process. Leaves by exiting as soon as that process is dead."""
+
+    def __init__(self, options: DecoderOptions, family: Family) -> None:
+        self.family = family
+        self.options = options
+        self.engine = ChatEngine(engine_options(options, family))
+        self.modules: tuple[str, ...] = ()
+        self._started: asyncio.Future[None] | None = None
+
+    async def _start(self) -> None:
+        await self.engine.start()
+        self.modules = await self.engine.loaded_modules()
+        forbidden = {name for spec in self.family.encoders for name in spec.modules}
+        if held := forbidden & set(self.modules):
+            raise GraphServeError(f"the decoder loaded encoder weights: {sorted(held)}")
+        logger.info("decoder ready: modules %s", ", ".join(self.modules))
+
+    async def check_health(self) -> None:
+        """Serve awaits this before the replica counts as running, so the engine starts here."""
+        if self._started is None:
+            self._started = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._started)
+        self._leave_if_dead()
+        await self.engine.check_health()
+
+    def _leave_if_dead(self) -> None:
+        if self.engine.dead:
+            logger.error("the engine process died; this replica leaves so that it is replaced")
+            os._exit(1)
+
+    async def decoder_report(self) -> dict[str, Any]:
+        """Modules that hold weights in the engine process, and the replica's id."""
+        return {
+            "replica_id": serve.get_replica_context().replica_id.unique_id,
+            "modules_loaded": list(self.modules),
+        }
+
+    async def model_list(self) -> dict[str, Any]:
+        """The body of ``GET /v1/models``."""
+        return await self.engine.model_list()
+
+    async def chat(self, request: dict[str, Any], *embeddings: EncodedMedia) -> AsyncIterator[ChatHead | str]:
+        """Answer one chat request whose media parts were replaced by embedding parts.
+
+        Args:
+            request: the client's request; each medium's place holds
+                ``{"type": "graphserve_embedding", "index": i}``.
+            embeddings: the i-th embedding, resolved by Ray from the encoder's reference.
+
+        Yields a ChatHead, then server-sent events as text, or one JSON body.
+        """
+        filled = self._fill(request, embeddings)
+        head_sent = False
+        try:
+            async for piece in self.engine.chat(filled):
+                if head_sent:
+                    yield piece
+                else:
+                    yield ChatHead(*piece)
+                    head_sent = True
+        finally:
+            self._leave_if_dead()
+
+    def _fill(self, request: dict[str, Any], embeddings: tuple[EncodedMedia, ...]) -> dict[str, Any]:
+        parts = [self._part(embedding) for embedding in embeddings]
+        messages = []
+        for message in request["messages"]:
+            content = message.get("content")
+            if isinstance(content, list):
+                content = [
+                    parts[part["index"]] if part.get("type") == EMBEDDING_PART else part for part in content
+                ]
+                message = {**message, "content": content}
+            messages.append(message)
+        return {**request, "messages": messages}
+
+    def _part(self, embedding: EncodedMedia) -> dict[str, Any]:
+        """Check one embedding before upstream sees it. Raises GraphServeError."""
+        import torch
+
+        tensor = message_to_embedding(embedding)
+        expected = self.family.expected_tokens(embedding.encoder, embedding.metadata)
+        if tensor.ndim != 2 or tensor.shape[1] != self.family.hidden_size:
+            raise GraphServeError(
+                f"embedding of shape {tuple(tensor.shape)}, hidden size {self.family.hidden_size}"
+            )
+        if expected is not None and tensor.shape[0] != expected:
+            raise GraphServeError(f"embedding of {tensor.shape[0]} tokens where {expected} belong")
+        if not bool(torch.isfinite(tensor).all()):
+            raise GraphServeError("embedding holds values that are not finite")
+        metadata = {name: torch.from_numpy(value.copy()) for name, value in embedding.metadata.items()}
+        return self.family.content_part(embedding.encoder, tensor, metadata, embedding.uuid)

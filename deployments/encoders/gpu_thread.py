@@ -1,0 +1,97 @@
+"""Everything of an encoder that touches the device; called on one thread only (contract C1)."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from deployments.families.base import EncoderCore, EncoderInputs, EncoderSpec, Family
+from deployments.upstream import encoder_model
+from policies.stats import GraphStats
+
+logger = logging.getLogger("ray.serve")
+
+
+class GpuThread:
+    """One loaded encoder with its graph adapter."""
+
+    def __init__(self, family: Family, spec: EncoderSpec, options: Any, *, graphs_enabled: bool) -> None:
+        self.family = family
+        self.spec = spec
+        self.options = options
+        self.graphs_enabled = graphs_enabled
+        self.device = "none"
+        self.warmed: list[str] = []
+        self.core: EncoderCore | None = None
+        self.config: Any = None
+
+    def load(self) -> tuple[str, ...]:
+        """Load the model and build the core. Returns the modules that hold weights."""
+        import dataclasses
+
+        self.config = encoder_model.encoder_config(self.options.spec)
+        model = encoder_model.load_encoder(self.config)
+        others = {n for s in self.family.encoders if s.encoder != self.spec.encoder for n in s.modules}
+        loaded = encoder_model.check_modules(
+            model, self.spec.modules, tuple(others | {"llm", "language_model"})
+        )
+        device = next(p.device for name in self.spec.modules for p in getattr(model, name).parameters())
+        graphs = dataclasses.replace(self.options.graphs, enabled=self.graphs_enabled)
+        self.core = self.family.core(self.spec.encoder, model, graphs, device)
+        self.device = str(device)
+        return loaded
+
+    def warm(self, keys: Sequence[str]) -> None:
+        """Run stand-ins of each media key until its graphs are captured."""
+        calls = getattr(self.options.graphs, "min_capture_calls", 1)
+        for key in keys:
+            stand_in = self.family.stand_in(self.spec.encoder, key)
+            hits = [self.encode([stand_in])[1] for _ in range(calls)]
+            if hits[-1]:
+                self.warmed.append(key)
+
+    def encode(self, batch: Sequence[EncoderInputs]) -> tuple[list[torch.Tensor], bool]:
+        """Encode items of one exact shape.
+
+        Returns CPU tensors (tokens, hidden), one per item, and whether every call was a graph hit.
+        """
+        assert self.core is not None
+        before = self.stats()
+        with encoder_model.running(self.config):
+            tensors = self.core.encode(batch)
+            tensors = [_to_host(t) for t in tensors]
+            if tensors and self.device != "cpu":
+                torch.cuda.current_stream().synchronize()
+        after = self.stats()
+        return tensors, after.graph_misses == before.graph_misses and after.graph_hits > before.graph_hits
+
+    @property
+    def failure(self) -> str | None:
+        """Why the adapter is terminal, or None."""
+        return self.core.adapter.failure if self.core else None
+
+    @property
+    def leaked_bytes(self) -> int:
+        """Device bytes that a broken capture keeps until the process ends."""
+        return self.core.adapter.leaked_bytes if self.core else 0
+
+    def stats(self) -> GraphStats:
+        """The adapter's counts."""
+        return self.core.adapter.stats() if self.core else GraphStats()
+
+    def captured_keys(self) -> tuple[str, ...]:
+        """Names of the graphs held."""
+        return self.core.adapter.captured_keys() if self.core else ()
+
+    def hits_by_graph(self) -> dict[str, int]:
+        """Replays of each graph."""
+        return self.core.adapter.hits_by_graph() if self.core else {}
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in pinned host memory, started on the current stream; on the CPU the tensor itself."""
+    if tensor.device.type == "cpu":
+        return tensor
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    return host.copy_(tensor, non_blocking=True)

@@ -1,0 +1,123 @@
+"""CPU workers beside an encoder: bytes to encoder inputs, several at once, off every other thread.
+
+Workers are spawned, never forked (the replica has threads and maybe a CUDA context), and end with
+the replica even when that is killed: each watches the pipe that its parent holds.
+"""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import connection
+from typing import Any
+
+from deployments.errors import ClientError, TransientError
+from deployments.families.base import EncoderInputs, Family, Preprocessor
+from deployments.upstream.encoder_model import EncoderModelSpec
+from policies.limits import MediaLimits
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """How many workers, how long one item may take, what an item may hold."""
+
+    workers: int
+    item_timeout_s: float
+    limits: MediaLimits
+
+
+class PreprocessPool:
+    """A pool of worker processes that is made again when one of them dies or hangs."""
+
+    def __init__(self, family: Family, encoder: str, spec: EncoderModelSpec, options: PoolOptions) -> None:
+        self._initargs = (family, encoder, spec, options.limits)
+        self._options = options
+        self._executor = self._make()
+
+    def _make(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(
+            max_workers=self._options.workers,
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=self._initargs,
+        )
+
+    async def warm(self) -> None:
+        """Return when every worker has loaded its processor."""
+        loop = asyncio.get_running_loop()
+        jobs = [loop.run_in_executor(self._executor, _ping) for _ in range(self._options.workers)]
+        await asyncio.gather(*jobs)
+
+    async def run(self, data: bytes) -> EncoderInputs:
+        """Prepare one item.
+
+        Raises:
+            ClientError: the media is bad, or took longer than the item's time limit.
+            TransientError: the worker died; the item may be tried elsewhere.
+        """
+        executor = self._executor
+        try:
+            job = asyncio.wrap_future(executor.submit(_prepare, data))
+            return await asyncio.wait_for(job, self._options.item_timeout_s)
+        except TimeoutError:
+            self._replace(executor, kill=True)
+            raise ClientError(
+                f"preparing this part took longer than {self._options.item_timeout_s:g} s",
+                code="media_timeout",
+            ) from None
+        except BrokenProcessPool:
+            self._replace(executor, kill=False)
+            raise TransientError("a preprocessing worker died") from None
+
+    def _replace(self, executor: ProcessPoolExecutor, *, kill: bool) -> None:
+        if executor is not self._executor:
+            return  # another item's failure already did
+        logger.warning("preprocessing workers are started anew")
+        self._executor = self._make()
+        workers = list((executor._processes or {}).values()) if kill else []
+        executor.shutdown(wait=False, cancel_futures=False)
+        for worker in workers:
+            worker.kill()
+
+    def close(self) -> None:
+        """End the workers."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+_preprocessor: Preprocessor | None = None
+_decode: Any = None
+
+
+def _start_worker(family: Family, encoder: str, spec: EncoderModelSpec, limits: MediaLimits) -> None:
+    global _preprocessor, _decode
+    threading.Thread(target=_end_with_parent, daemon=True, name="end-with-parent").start()
+    import torch
+
+    from deployments.encoders import media_decode
+    from deployments.upstream.encoder_model import encoder_config
+
+    torch.set_num_threads(1)
+    _preprocessor = family.preprocessor(encoder, encoder_config(spec))
+    _decode = media_decode.decoder(spec.modality, limits)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+    os._exit(0)
+
+
+def _ping() -> int:
+    return os.getpid()
+
+
+def _prepare(data: bytes) -> EncoderInputs:
+    assert _preprocessor is not None
+    return _preprocessor(_decode(data))

@@ -1,0 +1,347 @@
+"""What every encoder deployment shares: a replica's life, its queue, its one GPU thread, its reports.
+
+One thread loads the model, captures and replays graphs and runs everything else that touches the
+device (contract C1). Preprocessing runs in CPU workers beside it, the event loop does neither.
+"""
+
+import asyncio
+import collections
+import logging
+import os
+import time
+import uuid
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray import serve
+
+from deployments.encoders.preprocess_pool import PoolOptions, PreprocessPool
+from deployments.errors import TerminalError, TransientError
+from deployments.families.base import EncoderInputs, EncoderSpec, Family
+from deployments.messages import EncodeReceipt, MediaItem, embedding_to_message
+from deployments.upstream.encoder_model import EncoderModelSpec
+from policies.lifecycle import Lifecycle, ReplicaState
+from policies.stats import GraphStats, ReplicaReport
+
+logger = logging.getLogger("ray.serve")
+
+COUNTED_KEYS = 256
+"""Media keys whose use is counted; the least used of more is forgotten."""
+
+
+@dataclass(frozen=True)
+class EncoderOptions:
+    """What an encoder replica is told, whichever encoder it is."""
+
+    spec: EncoderModelSpec
+    pool: PoolOptions
+    graphs: Any  # policies.graph_options: GraphOptions or BudgetOptions
+    max_batch_size: int = 8
+    stuck_after_s: float = 30.0
+    controller_timeout_s: float = 3.0
+    drain_s: float = 15.0  # longest wait for work in hand before a recycled replica exits
+
+
+@dataclass
+class _Job:
+    inputs: EncoderInputs
+    done: "asyncio.Future[tuple[Any, bool, int, float, float]]"
+    queued_at_s: float = field(default_factory=time.monotonic)
+
+
+class EncoderShell:
+    """Base of ``VisionEncoder`` and ``AudioEncoder``."""
+
+    encoder: str  # "vision" or "audio", set by the subclass
+
+    def __init__(self, options: EncoderOptions, family: Family, controller: Any = None) -> None:
+        context = serve.get_replica_context()
+        self.replica_id = context.replica_id.unique_id
+        self.deployment = context.deployment
+        self.start_id = uuid.uuid4().hex
+        self.node_id = ray.get_runtime_context().get_node_id()
+        self.options = options
+        self.family = family
+        self.controller = controller
+        self.spec: EncoderSpec = next(s for s in family.encoders if s.encoder == self.encoder)
+        self.life = Lifecycle()
+        self.graphs_enabled = bool(options.graphs.enabled)
+        self.failure: str | None = None
+        self.modules: tuple[str, ...] = ()
+        self.pool = PreprocessPool(family, self.encoder, options.spec, options.pool)
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix=f"{self.encoder}-gpu")
+        self.engine: Any = None
+        self.queue: collections.deque[_Job] = collections.deque()
+        self.wake = asyncio.Event()
+        self.running_since_s: float | None = None
+        self.pending = 0
+        self.media_keys: collections.Counter[str] = collections.Counter()
+        self.captured_media: dict[str, None] = {}
+        self._started: asyncio.Future[None] | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
+
+    # ---- life ----
+
+    def _move(self, target: ReplicaState, why: str) -> None:
+        self.life = self.life.move(target, at_s=time.time(), why=why)
+        logger.info("encoder replica %s is %s: %s", self.replica_id, target.value, why)
+
+    async def _start(self) -> None:
+        from deployments.encoders.gpu_thread import GpuThread
+
+        orders = await self._start_orders()
+        self.graphs_enabled = self.graphs_enabled and orders["graphs_enabled"]
+        loop = asyncio.get_running_loop()
+        self._move(ReplicaState.WARMING, f"graphs {'on' if self.graphs_enabled else 'off'}")
+        self.engine = GpuThread(self.family, self.spec, self.options, graphs_enabled=self.graphs_enabled)
+        workers = asyncio.ensure_future(self.pool.warm())
+        try:
+            self.modules = await loop.run_in_executor(self.worker, self.engine.load)
+            await loop.run_in_executor(self.worker, self.engine.warm, tuple(orders["warm_keys"]))
+        except Exception as error:
+            await self._fail(error)
+            raise
+        await workers
+        self.captured_media.update(dict.fromkeys(self.engine.warmed))
+        self._pump = asyncio.create_task(self._run_batches(), name=f"{self.encoder}-batches")
+        self._pump.add_done_callback(self._pump_ended)
+        self._move(ReplicaState.READY, "warmed")
+
+    async def _start_orders(self) -> dict[str, Any]:
+        default = {"graphs_enabled": True, "warm_keys": ()}
+        if self.controller is None:
+            return default
+        try:
+            orders: dict[str, Any] = await asyncio.wait_for(
+                self.controller.start_orders.remote(self.deployment), self.options.controller_timeout_s
+            )
+        except Exception as error:  # a silent controller must not keep an encoder from starting
+            logger.warning("no start orders from the controller (%s): starting with the defaults", error)
+            return default
+        return orders
+
+    async def _fail(self, error: BaseException) -> None:
+        """Enter the terminal state, refuse the queue, tell the controller; leave if it is silent."""
+        self.failure = f"{type(error).__name__}: {error}"
+        if self.life.state in (ReplicaState.WARMING, ReplicaState.READY):
+            self._move(ReplicaState.FAILED, self.failure)
+        while self.queue:
+            self._refuse(self.queue.popleft())
+        if self.controller is None:
+            return
+        try:
+            await asyncio.wait_for(
+                self.controller.replica_failed.remote(self.graph_report()), self.options.controller_timeout_s
+            )
+        except Exception as silence:
+            logger.error("the controller is silent (%r): leaving by myself", silence)
+            self.leave("failed, and the controller is silent")
+
+    def _pump_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.failure = f"the batch loop ended: {task.exception()!r}"
+            logger.error("%s", self.failure)
+
+    async def leave_if_you_are(self, replica_id: str, reason: str) -> bool:
+        """Broadcast by the controller: the named replica takes no new work, finishes and exits.
+
+        A failed or stuck replica exits at once, for it can finish nothing. Returns whether it was named.
+        """
+        if replica_id != self.replica_id or self._leaving is not None:
+            return replica_id == self.replica_id
+        self._leaving = asyncio.create_task(self._drain_and_leave(reason), name="leave")
+        return True
+
+    async def _drain_and_leave(self, reason: str) -> None:
+        if self.life.state is ReplicaState.READY and not self.stuck:
+            self._move(ReplicaState.DRAINING, reason)
+            until_s = time.monotonic() + self.options.drain_s
+            await asyncio.sleep(1.0)  # routers hear of it within their period; what they sent is refused
+            while self.pending and time.monotonic() < until_s:
+                await asyncio.sleep(0.05)
+        self.leave(reason)
+
+    def leave(self, reason: str) -> None:
+        """Exit the process, so that Serve replaces the replica at its next check."""
+        logger.error("encoder replica %s leaves: %s", self.replica_id, reason)
+        os._exit(1)
+
+    async def check_health(self) -> None:
+        """Serve awaits this before the replica counts as running, so it starts and warms here.
+
+        Health is real progress: a batch that runs longer than ``stuck_after_s`` is a stuck replica.
+        """
+        if self._started is None:
+            self._started = asyncio.ensure_future(self._start())
+        await asyncio.shield(self._started)
+        if self.failure is not None:
+            raise TerminalError(self.failure)
+        if self.stuck:
+            raise TerminalError(f"one batch has been running for over {self.options.stuck_after_s:g} s")
+
+    @property
+    def stalled_s(self) -> float:
+        """How long the GPU thread has been at its batch; 0.0 when idle."""
+        since = self.running_since_s
+        return 0.0 if since is None else time.monotonic() - since
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the GPU thread has been at one batch for too long."""
+        return self.stalled_s > self.options.stuck_after_s
+
+    # ---- work ----
+
+    async def encode(self, item: MediaItem, shape_key: str = "unknown") -> AsyncIterator[Any]:
+        """Encode one medium. Yields an EncodeReceipt, then the EncodedMedia.
+
+        Both are owned by the caller. ``shape_key`` is the item's media key once more, where the
+        request router can see it.
+
+        Raises:
+            ClientError: the media is bad.
+            TransientError, TerminalError: this replica cannot; another may.
+        """
+        self._refuse_unless_ready()
+        self.pending += 1
+        try:
+            begun = time.monotonic()
+            inputs = await self.pool.run(item.data)
+            preprocessed_s = time.monotonic() - begun
+            if self.failure is not None:
+                raise TerminalError(self.failure)
+            job = _Job(inputs, asyncio.get_running_loop().create_future())
+            self.queue.append(job)
+            self.wake.set()
+            tensor, hit, batch, queue_s, encode_s = await job.done
+        finally:
+            self.pending -= 1
+        message = embedding_to_message(tensor, uuid=item.uuid, encoder=self.encoder, metadata=inputs.metadata)
+        yield EncodeReceipt(
+            uuid=item.uuid,
+            encoder=self.encoder,
+            replica_id=self.replica_id,
+            shape_key=inputs.shape_key,
+            tokens=len(message.data),
+            bytes=message.data.nbytes,
+            outcome="hit" if hit else "miss",
+            batch_size=batch,
+            preprocess_s=preprocessed_s,
+            queue_s=queue_s,
+            encode_s=encode_s,
+        )
+        yield message
+
+    def _refuse_unless_ready(self) -> None:
+        if self.failure is not None:
+            raise TerminalError(self.failure)
+        if not self.life.state.takes_work:
+            raise TransientError(f"this replica is {self.life.state.value}")
+
+    def _refuse(self, job: _Job) -> None:
+        if not job.done.done():
+            job.done.set_exception(TerminalError(self.failure or "this replica is leaving"))
+
+    async def _run_batches(self) -> None:
+        while self.life.state in (ReplicaState.READY, ReplicaState.DRAINING):
+            if not self.queue:
+                self.wake.clear()
+                await self.wake.wait()
+                continue
+            await self._run_batch(self._take_batch())
+
+    def _take_batch(self) -> list[_Job]:
+        """The oldest item, and the others of its exact shape that wait already."""
+        first = self.queue.popleft()
+        batch = [first]
+        kept: collections.deque[_Job] = collections.deque()
+        for job in self.queue:
+            same = job.inputs.shape_key == first.inputs.shape_key
+            (batch if same and len(batch) < self.options.max_batch_size else kept).append(job)
+        self.queue = kept
+        return [job for job in batch if not job.done.cancelled()]
+
+    async def _run_batch(self, batch: list[_Job]) -> None:
+        if not batch:
+            return
+        self.running_since_s = begun = time.monotonic()
+        try:
+            tensors, hit = await asyncio.get_running_loop().run_in_executor(
+                self.worker, self.engine.encode, [job.inputs for job in batch]
+            )
+        except Exception as error:
+            await self._batch_failed(batch, error)
+            return
+        finally:
+            self.running_since_s = None
+        encode_s = time.monotonic() - begun
+        key = batch[0].inputs.shape_key
+        self._count(key, len(batch), hit)
+        for job, tensor in zip(batch, tensors, strict=True):
+            if not job.done.done():
+                job.done.set_result((tensor, hit, len(batch), begun - job.queued_at_s, encode_s))
+
+    async def _batch_failed(self, batch: list[_Job], error: Exception) -> None:
+        terminal = self.engine.failure is not None
+        for job in batch:
+            if not job.done.done():
+                kind = TerminalError if terminal else TransientError
+                job.done.set_exception(kind(f"{type(error).__name__}: {error}"))
+        if terminal:
+            await self._fail(error)
+        else:
+            logger.exception("a batch of %d items of shape %s failed", len(batch), batch[0].inputs.shape_key)
+
+    def _count(self, key: str, items: int, hit: bool) -> None:
+        self.media_keys[key] += items
+        if len(self.media_keys) > 2 * COUNTED_KEYS:
+            self.media_keys = collections.Counter(dict(self.media_keys.most_common(COUNTED_KEYS)))
+        if hit:
+            self.captured_media[key] = None
+
+    # ---- reports ----
+
+    def graph_report(self) -> ReplicaReport:
+        """This replica's frozen report: state, modules, graphs and counts."""
+        engine = self.engine
+        return ReplicaReport(
+            replica_id=self.replica_id,
+            start_id=self.start_id,
+            deployment=self.deployment,
+            encoder=self.encoder,
+            device=engine.device if engine else "none",
+            node_id=self.node_id,
+            state=self.life.state.value,
+            graphs_enabled=self.graphs_enabled,
+            taken_at_s=time.time(),
+            captured=tuple(engine.captured_keys()) if engine else (),
+            modules_loaded=self.modules,
+            hits_by_graph=tuple(engine.hits_by_graph().items()) if engine else (),
+            calls_by_media_key=tuple(self.media_keys.most_common(COUNTED_KEYS)),
+            leaked_bytes=engine.leaked_bytes if engine else 0,
+            failure=self.failure,
+            stats=engine.stats() if engine else GraphStats(),
+            stalled_s=self.stalled_s,
+            warmup_failed=self.failure is not None and self._pump is None,
+        )
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        """What the request router ranks by: state, media keys with a graph, free slots, queue."""
+        held = len(self.engine.captured_keys()) if self.engine else 0
+        slots = getattr(self.options.graphs, "max_graphs", 0) if self.graphs_enabled else 0
+        return {
+            "state": self.life.state.value,
+            "graphs_enabled": self.graphs_enabled,
+            "captured": list(self.captured_media),
+            "free_slots": max(0, slots - held),
+            "queued": self.pending,
+        }
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Encoder tokens of work that waits or runs here."""
+        waiting = sum(job.inputs.tokens for job in self.queue)
+        return {"queued_tokens": float(waiting), "pending_items": float(self.pending)}

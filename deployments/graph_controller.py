@@ -1,0 +1,197 @@
+"""Collects every encoder replica's report, decides by policy, and has replicas replaced.
+
+Collect, snapshot, decide, enact: one pass a period, and one at once when a replica fails.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ray import serve
+
+from policies.lifecycle import ReplicaState
+from policies.recycling import Recycle, RecyclingPolicy, Refusal, Snapshot, decide, start_orders
+from policies.recycling_history import OperatorRequest, ReplicaView
+from policies.stats import ReplicaReport
+from policies.totals import ClusterState, Totals, cluster_report
+
+logger = logging.getLogger("ray.serve")
+
+KEPT_REFUSALS = 100
+
+
+@dataclass(frozen=True)
+class ControllerOptions:
+    """What the controller watches: deployment to (encoder, unit of its counts), and how it decides."""
+
+    encoders: Mapping[str, tuple[str, str]]
+    warm_graphs: Mapping[str, int]
+    policy: RecyclingPolicy = field(default_factory=RecyclingPolicy)
+    period_s: float = 1.0
+
+
+@serve.deployment(
+    name="GraphController",
+    health_check_period_s=1,
+    health_check_timeout_s=10,
+    max_ongoing_requests=256,
+    ray_actor_options={"num_cpus": 0},
+)
+class GraphController:
+    """One replica. Restarted, it counts anew from the living replicas."""
+
+    def __init__(self, options: ControllerOptions) -> None:
+        self.options = options
+        units = dict(options.encoders.values())
+        self.state = ClusterState(Totals.begin(time.time(), units))
+        self.requests: dict[str, OperatorRequest] = {}
+        self.app_name = serve.get_replica_context().app_name
+        self.handles: dict[str, Any] = {}
+        self._loop_task: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()
+
+    async def check_health(self) -> None:
+        """Start the supervising loop inside the event loop; a loop that ended is a failed controller."""
+        if self._loop_task is None:
+            self._loop_task = asyncio.get_running_loop().create_task(self._supervise(), name="supervise")
+        elif self._loop_task.done():
+            self._loop_task.result()
+            raise RuntimeError("the supervising loop ended")
+
+    async def _supervise(self) -> None:
+        while True:
+            try:
+                await self.step()
+            except Exception:  # one bad pass must not end supervision; the next pass looks again
+                logger.exception("a pass of the controller failed")
+            await asyncio.sleep(self.options.period_s)
+
+    async def step(self, extra: tuple[ReplicaReport, ...] = ()) -> None:
+        """One pass. ``extra`` are reports that came by themselves."""
+        reports, alive = await self._collect()
+        async with self._lock:
+            now_s = time.time()
+            snapshot = self._snapshot((*reports, *extra), alive, now_s)
+            decisions = decide(snapshot, now_s, self.options.policy)
+            recycles = self._record(decisions, now_s)
+        await self._enact(recycles)
+
+    # ---- collect ----
+
+    async def _collect(self) -> tuple[tuple[ReplicaReport, ...], set[str] | None]:
+        """Reports of all that answer, and the ids of all that exist (None when Serve does not say)."""
+        answers = await asyncio.gather(*(self._ask(name) for name in self.options.encoders))
+        reports = tuple(r for answer in answers for r in answer)
+        return reports, await asyncio.to_thread(self._alive)
+
+    async def _ask(self, deployment: str) -> list[ReplicaReport]:
+        handle = self.handles.get(deployment)
+        if handle is None:
+            handle = self.handles[deployment] = serve.get_deployment_handle(deployment, self.app_name)
+        try:
+            answers = await handle.broadcast("graph_report").results_async(
+                timeout_s=self.options.period_s * 5, return_exceptions=True
+            )
+        except Exception as error:  # a deployment with no running replica has nothing to say
+            logger.debug("no reports from %s: %s", deployment, error)
+            return []
+        return [a for a in answers if isinstance(a, ReplicaReport)]
+
+    def _alive(self) -> set[str] | None:
+        from deployments.serve_view import replica_ids
+
+        try:
+            return replica_ids(self.app_name, tuple(self.options.encoders))
+        except Exception as error:  # Serve's controller restarts: nobody is declared gone meanwhile
+            logger.warning("cannot list replicas: %s", error)
+            return None
+
+    # ---- snapshot ----
+
+    def _snapshot(self, reports: tuple[ReplicaReport, ...], alive: set[str] | None, now_s: float) -> Snapshot:
+        totals = self.state.totals
+        for report in reports:
+            totals = totals.with_report(report, now_s)
+        if alive is not None:
+            totals = totals.with_alive(alive | {r.replica_id for r in reports}, now_s)
+        views = tuple(ReplicaView.of(seen.report, seen.first_seen_s) for seen in totals.living())
+        policy = self.options.policy
+        history = self.state.history.observed(reports, now_s)
+        history = history.settled(views, now_s, policy.replacement_timeout_s)
+        history = history.pruned(now_s, keep_s=2 * max(policy.window_s, policy.capture_window_s))
+        self.state = ClusterState(totals, history, self.state.refusals)
+        return Snapshot(views, history, tuple(self.requests.values()))
+
+    # ---- decide ----
+
+    def _record(self, decisions: tuple[Recycle | Refusal, ...], now_s: float) -> list[Recycle]:
+        """Write decisions down before they are carried out, so that no second look repeats them."""
+        history, refusals = self.state.history, list(self.state.refusals)
+        last = {refusal.replica_id: refusal.reason for refusal, _ in refusals}
+        recycles = []
+        for decision in decisions:
+            if isinstance(decision, Recycle):
+                logger.warning("recycling %s: %s", decision.replica_id, decision.reason)
+                history = history.with_recycle(
+                    decision.replica_id, decision.deployment, decision.reason, now_s
+                )
+                self.requests.pop(decision.replica_id, None)
+                recycles.append(decision)
+            elif last.get(decision.replica_id) != decision.reason:
+                logger.warning("not recycling %s: %s", decision.replica_id, decision.reason)
+                refusals.append((decision, now_s))
+        self.state = ClusterState(self.state.totals, history, tuple(refusals[-KEPT_REFUSALS:]))
+        return recycles
+
+    # ---- enact ----
+
+    async def _enact(self, recycles: list[Recycle]) -> None:
+        for recycle in recycles:
+            try:
+                await asyncio.wait_for(
+                    self.handles[recycle.deployment]
+                    .broadcast("leave_if_you_are", recycle.replica_id, recycle.reason)
+                    .results_async(timeout_s=2, return_exceptions=True),
+                    5,
+                )
+            except Exception as error:  # one that exits at once cannot answer
+                logger.info("telling %s to leave: %r", recycle.replica_id, error)
+
+    # ---- what others call ----
+
+    async def cluster_report(self) -> dict[str, Any]:
+        """The JSON of ``GET /v1/graphs``."""
+        return cluster_report(self.state, time.time())
+
+    async def start_orders(self, deployment: str) -> dict[str, Any]:
+        """How a starting replica of ``deployment`` is to begin: ``graphs_enabled``, ``warm_keys``."""
+        orders = start_orders(
+            self.state.history,
+            deployment,
+            time.time(),
+            policy=self.options.policy,
+            calls_by_media_key=self.state.totals.calls_by_media_key(deployment),
+            warm_graphs=self.options.warm_graphs.get(deployment, 0),
+        )
+        logger.info("start orders for %s: %s", deployment, orders)
+        return {"graphs_enabled": orders.graphs_enabled, "warm_keys": list(orders.warm_keys)}
+
+    async def replica_failed(self, report: ReplicaReport) -> None:
+        """A replica declares itself failed: look at once instead of at the next period."""
+        logger.error("replica %s says it failed: %s", report.replica_id, report.failure)
+        await self.step((report,))
+
+    async def request_recycle(self, replica_id: str, reason: str) -> dict[str, str]:
+        """Ask for one replica to be replaced by hand; the policy decides when."""
+        known = {seen.report.replica_id: seen.report for seen in self.state.totals.living()}
+        if replica_id not in known:
+            return {"replica_id": replica_id, "status": "unknown"}
+        if known[replica_id].state == ReplicaState.FAILED.value:
+            return {"replica_id": replica_id, "status": "failed already; it is being replaced"}
+        self.requests[replica_id] = OperatorRequest(replica_id, reason, time.time())
+        await self.step()
+        waiting = replica_id in self.requests
+        return {"replica_id": replica_id, "status": "waiting" if waiting else "recycling"}

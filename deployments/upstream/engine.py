@@ -1,0 +1,111 @@
+"""vLLM's engine and its own OpenAI serving, without its HTTP server."""
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from deployments.errors import GraphServeError
+
+logger = logging.getLogger(__name__)
+
+
+def serve_arguments(options: Mapping[str, Any]) -> Any:
+    """Upstream's parsed server arguments with ``options`` set, each by its Python name.
+
+    Raises GraphServeError for a name that upstream does not know.
+    """
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+    for name, value in options.items():
+        if not hasattr(args, name):
+            raise GraphServeError(f"decoder.engine_args.{name} is not an argument of vLLM's server")
+        setattr(args, name, value)
+    return args
+
+
+def json_error(error: Exception) -> tuple[int, str]:
+    """Status and OpenAI body for an error raised by upstream's serving."""
+    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+
+    response = create_error_response(error)
+    return int(response.error.code), response.model_dump_json()
+
+
+class ChatEngine:
+    """AsyncLLM with upstream's chat serving on top. Start it inside the running event loop."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self.options = dict(options)
+        self.engine: Any = None
+        self.chat_serving: Any = None
+        self.models: Any = None
+
+    async def start(self) -> None:
+        """Start the engine process and build the serving layer."""
+        from starlette.datastructures import State
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        args = serve_arguments(self.options)
+        engine_args = AsyncEngineArgs.from_cli_args(args)
+        self.engine = AsyncLLM.from_engine_args(engine_args)
+        state = State()
+        await init_app_state(self.engine, state, args, await self.engine.get_supported_tasks())
+        self.chat_serving = state.openai_serving_chat
+        self.models = state.openai_serving_models
+
+    async def loaded_modules(self) -> tuple[str, ...]:
+        """Direct child modules of the model in the engine process that hold weights."""
+        per_rank = await self.engine.collective_rpc("graphserve_modules_loaded")
+        return tuple(per_rank[0])
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError when the engine process is gone."""
+        await self.engine.check_health()
+
+    @property
+    def dead(self) -> bool:
+        """Whether the engine process is known to be gone."""
+        return bool(self.engine is not None and self.engine.errored)
+
+    async def model_list(self) -> dict[str, Any]:
+        """The body of ``GET /v1/models``."""
+        listed: dict[str, Any] = (await self.models.show_available_models()).model_dump()
+        return listed
+
+    async def chat(self, request: dict[str, Any]) -> AsyncIterator[Any]:
+        """Run one chat request. Yields the status and whether it streams, then text pieces."""
+        from pydantic import ValidationError
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+        from vllm.exceptions import VLLMClientError
+
+        try:
+            parsed = ChatCompletionRequest(**request)
+            answer = await self.chat_serving.create_chat_completion(parsed, raw_request=None)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        except (ValueError, TypeError, OverflowError, NotImplementedError, VLLMClientError) as error:
+            status, body = json_error(error)
+            yield status, False
+            yield body
+            return
+        if isinstance(answer, ErrorResponse):
+            yield int(answer.error.code), False
+            yield answer.model_dump_json()
+        elif hasattr(answer, "model_dump_json"):
+            yield 200, False
+            yield answer.model_dump_json()
+        else:
+            yield 200, True
+            async for chunk in answer:
+                yield chunk
+
+    def shutdown(self) -> None:
+        """Stop the engine process."""
+        if self.engine is not None:
+            self.engine.shutdown()

@@ -1,0 +1,149 @@
+"""Real servers for tests: our application by ``serve run``, and vLLM's own undivided server."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+ENGINE = {"max_model_len": 8192, "gpu_memory_utilization": 0.12, "block_size": 32, "max_num_seqs": 32}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+def free_port() -> int:
+    """A TCP port nobody listens on right now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+class Server:
+    """A server process, its log and its end."""
+
+    def __init__(self, command: list[str], base_url: str, log: Path, env: dict[str, str]) -> None:
+        self.base_url = base_url
+        self.log = log
+        self._stream = log.open("wb")
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **ENVIRONMENT, **env},
+            stdout=self._stream,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def wait_ready(self, timeout_s: float) -> float:
+        """Seconds until ``/health`` was 200. Raises with the log's end when it does not come."""
+        begun = time.monotonic()
+        with httpx.Client(trust_env=False, timeout=5) as client:
+            while time.monotonic() - begun < timeout_s:
+                if self.process.poll() is not None:
+                    raise RuntimeError(f"ended with {self.process.returncode}:\n{self.tail()}")
+                with contextlib.suppress(httpx.HTTPError):
+                    if client.get(f"{self.base_url}/health").status_code == 200:
+                        return time.monotonic() - begun
+                time.sleep(0.3)
+        raise TimeoutError(f"not ready after {timeout_s} s:\n{self.tail()}")
+
+    def tail(self, size: int = 6000) -> str:
+        """The end of the log."""
+        return self.log.read_text(errors="replace")[-size:]
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process under this server."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
+    def stop(self) -> list[psutil.Process]:
+        """End it as Ctrl-C does. Returns the processes that outlived it and were killed."""
+        children = self.processes()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(45)
+        _, left = psutil.wait_procs(children, timeout=10)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        if self.process.poll() is None:
+            self.process.kill()
+        self._stream.close()
+        return left
+
+
+def app_config(
+    port: int, args: dict[str, Any] | None = None, deployments: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """``serve_config.yaml`` on another port with some arguments and deployment overrides changed."""
+    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    config["http_options"]["port"] = port
+    app = config["applications"][0]
+    app["args"]["decoder"]["engine_args"] = {**app["args"]["decoder"]["engine_args"], **ENGINE}
+    app["args"].update(args or {})
+    for override in app["deployments"]:
+        override.update((deployments or {}).get(override["name"], {}))
+    return config
+
+
+@contextlib.contextmanager
+def running_app(
+    folder: Path,
+    args: dict[str, Any] | None = None,
+    deployments: dict[str, Any] | None = None,
+    timeout_s: float = 240,
+) -> Iterator[Server]:
+    """Our application on a Ray cluster of its own."""
+    port = free_port()
+    path = folder / "serve_config.yaml"
+    path.write_text(yaml.safe_dump(app_config(port, args, deployments)))
+    serve = str(Path(sys.executable).with_name("serve"))
+    server = Server(
+        [serve, "run", str(path)], f"http://127.0.0.1:{port}", folder / "app.log", {"RAY_ADDRESS": "local"}
+    )
+    try:
+        server.wait_ready(timeout_s)
+        yield server
+    finally:
+        server.stop()
+
+
+@contextlib.contextmanager
+def running_undivided(
+    folder: Path, model: str, dtype: str = "float32", name: str = "graphserve-toy", timeout_s: float = 180
+) -> Iterator[Server]:
+    """vLLM's own OpenAI server with the whole model."""
+    port = free_port()
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model,
+        "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--served-model-name", name,
+        "--trust-remote-code", "--enforce-eager", "--interleave-mm-strings",
+        "--limit-mm-per-prompt", '{"image": 16, "audio": 16}',
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+    ]  # fmt: skip
+    for option, value in ENGINE.items():
+        command += [f"--{option.replace('_', '-')}", str(value)]
+    server = Server(command, f"http://127.0.0.1:{port}", folder / "undivided.log", {})
+    try:
+        server.wait_ready(timeout_s)
+        yield server
+    finally:
+        server.stop()
