@@ -5,7 +5,10 @@ functions on them are the reference for tests and the baseline for measurements.
 """
 
 import contextlib
+import importlib.util
 import socket
+import sys
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -91,7 +94,7 @@ def minicpmo(dims: Dimensions, dtype: torch.dtype, device: str) -> Any:
     torch.nn.Module.__init__(model)
     model.config, model.embed_dim, model.version = config, dims.hidden, (4, 5)
     model.quant_config, model._resampler_moved = None, True
-    with _default_dtype(dtype):
+    with _default_dtype(dtype), torch.device(device):
         model.vpm = model.init_vision_module(config, None, prefix="vpm")
         model.resampler = model.init_resampler(dims.hidden, dims.vision_width, None, prefix="resampler")
         model.apm = model.init_audio_module(vllm_config=None, prefix="apm")
@@ -101,12 +104,8 @@ def minicpmo(dims: Dimensions, dtype: torch.dtype, device: str) -> Any:
 def llama4(dims: Dimensions, dtype: torch.dtype, device: str) -> Any:
     """A ``Llama4ForConditionalGeneration`` that holds vision model and projector alone."""
     from transformers import Llama4VisionConfig
-    from vllm.model_executor.models.mllama4 import (
-        Llama4ForConditionalGeneration,
-        Llama4MultiModalProjector,
-        Llama4VisionModel,
-    )
 
+    mllama4 = _import_mllama4()
     vision = Llama4VisionConfig(
         hidden_size=dims.llama_width, num_hidden_layers=dims.llama_layers,
         num_attention_heads=dims.llama_heads, intermediate_size=dims.llama_mlp,
@@ -114,24 +113,41 @@ def llama4(dims: Dimensions, dtype: torch.dtype, device: str) -> Any:
         projector_input_dim=dims.llama_projector, projector_output_dim=dims.llama_projector,
         vision_output_dim=dims.llama_projector,
     )  # fmt: skip
-    model = Llama4ForConditionalGeneration.__new__(Llama4ForConditionalGeneration)
+    model = mllama4.Llama4ForConditionalGeneration.__new__(mllama4.Llama4ForConditionalGeneration)
     torch.nn.Module.__init__(model)
     model.config = SimpleNamespace(
         vision_config=vision, text_config=SimpleNamespace(hidden_size=dims.llama_text)
     )
     model.use_data_parallel = False
     model.vllm_config = SimpleNamespace(model_config=SimpleNamespace(max_model_len=1 << 20))
-    with _default_dtype(dtype):
-        model.vision_model = Llama4VisionModel(config=vision, prefix="vision_model")
-        model.multi_modal_projector = Llama4MultiModalProjector(config=model.config, prefix="projector")
+    with _default_dtype(dtype), torch.device(device):
+        model.vision_model = mllama4.Llama4VisionModel(config=vision, prefix="vision_model")
+        model.multi_modal_projector = mllama4.Llama4MultiModalProjector(
+            config=model.config, prefix="projector"
+        )
     return _finish(model, dtype, device, keep_dtype=True)
+
+
+def _import_mllama4() -> Any:
+    """The module imports torchvision for its image processor, which no encoder needs: lend it a name."""
+    names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]
+    absent = importlib.util.find_spec("torchvision") is None
+    if absent:
+        for name in names:
+            sys.modules[name] = types.ModuleType(name)
+        sys.modules[names[-1]].functional = None
+    try:
+        return importlib.import_module("vllm.model_executor.models.mllama4")
+    finally:
+        for name in names if absent else ():
+            del sys.modules[name]
 
 
 def _finish(model: Any, dtype: torch.dtype, device: str, *, keep_dtype: bool = False) -> Any:
     """Random weights of a scale that keeps activations of order 1; then the device."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(device).manual_seed(0)
     for name, parameter in model.named_parameters():
-        values = torch.randn(parameter.shape, generator=generator)
+        values = torch.randn(parameter.shape, generator=generator, device=device)
         if parameter.ndim < 2:
             values = 0.02 * values + (
                 1.0 if ("norm" in name or ".ln_" in name) and name.endswith("weight") else 0.0

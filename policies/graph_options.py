@@ -49,6 +49,8 @@ class BudgetOptions:
     """Budget graphs of one encoder; an empty or zero value means: from the model.
 
     ``token_budgets`` are encoder output tokens. ``max_frames_per_batch`` matters to video alone.
+    ``decoder_tokens`` is no user's key: the lesser of the decoder's batch-token limit and model length,
+    which the builder knows and an encoder process does not (0: the encoder's own config).
     """
 
     enabled: bool = True
@@ -56,6 +58,7 @@ class BudgetOptions:
     max_items_per_batch: int = 0
     max_frames_per_batch: int | None = None
     min_free_bytes: int = GIB
+    decoder_tokens: int = 0
 
 
 class OptionError(ValueError):

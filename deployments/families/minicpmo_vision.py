@@ -38,7 +38,7 @@ class VisionFunction:
         return self.vpm.embeddings.position_embedding.weight.dtype
 
     def __call__(self, inputs: kernels.Inputs) -> torch.Tensor:
-        """pixels (slices, 3, patch, patches * patch) and the grid's constants to (slices, queries, hidden)."""
+        """pixels (slices, 3, patch, patches * patch) and grid constants to (slices, queries, hidden)."""
         hidden = self._patches(inputs["pixels"]) + inputs["vision_positions"]
         return self._resample(self._transform(hidden), inputs["key_positions"])
 

@@ -50,17 +50,25 @@ class CudaBackend:
         """Capture on a side stream once earlier replays and output clones have finished."""
         from deployments.upstream.encoder_graphs import ExactShapeGraph
 
-        replay_stream = torch.cuda.current_stream(self.device)
-        replay_stream.synchronize()  # the pool may be reused from here on
-        self._free_before = self.free_bytes()
         graph = ExactShapeGraph(function, inputs, self.device)
+        self.capture_all(graph)
+        return SyncedGraph(graph, torch.cuda.current_stream(self.device))
+
+    def capture_all(self, manager: Any) -> None:
+        """Let ``manager`` capture into the pool of the current stream, between two waits."""
+        replay_stream = torch.cuda.current_stream(self.device)
+        replay_stream.synchronize()  # earlier replays and clones: the pool may be reused from here on
+        self._free_before = self.free_bytes()
         pool, capture_stream = self._pool(replay_stream.cuda_stream)
         capture_stream.wait_stream(replay_stream)
         # Our own stream context: torch.cuda.graph does not restore the stream when a capture breaks.
         with torch.cuda.stream(capture_stream):
-            graph.capture(pool)
+            manager.capture(pool)
         replay_stream.wait_stream(capture_stream)
-        return SyncedGraph(graph, replay_stream)
+
+    def finish(self) -> None:
+        """Wait for the current stream."""
+        torch.cuda.current_stream(self.device).synchronize()
 
     def release_failed(self) -> int:
         """Collect what the broken capture left; what the driver still misses afterwards is lost."""
@@ -72,8 +80,16 @@ class CudaBackend:
             return self._free_before
 
     def is_device_error(self, error: BaseException) -> bool:
-        """Device errors kill the context; running out of memory does not."""
-        return isinstance(error, torch.AcceleratorError)
+        """Device errors kill the context; running out of memory does not.
+
+        Libraries such as cuBLAS report a dead context as a plain RuntimeError.
+        """
+        if isinstance(error, torch.OutOfMemoryError):
+            return False
+        accelerator_error = getattr(torch, "AcceleratorError", None)
+        if accelerator_error is not None and isinstance(error, accelerator_error):
+            return True
+        return isinstance(error, RuntimeError) and "CUDA error" in str(error)
 
     def _pool(self, stream: Hashable) -> tuple[Any, torch.cuda.Stream]:
         if self.share_pools and stream in self._shared:

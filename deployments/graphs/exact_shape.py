@@ -114,10 +114,13 @@ class ExactShapeGraphs:
         self._own_thread()
         key = graph_key(self._backend.stream(), inputs)
         decision = self._admission.decide(key)
-        if decision is Decision.CAPTURE and self.options.min_free_bytes:
-            if not memory_allows(self._backend.free_bytes(), self.options.min_free_bytes):
-                decision = Decision.MEMORY
+        if decision is Decision.CAPTURE and not self._memory_allows():
+            decision = Decision.MEMORY
         return decision, key
+
+    def _memory_allows(self) -> bool:
+        floor = self.options.min_free_bytes
+        return floor == 0 or memory_allows(self._backend.free_bytes(), floor)
 
     def _own_thread(self) -> None:
         """Graphs that share a pool must never replay at the same time: one thread, for good."""
@@ -143,10 +146,9 @@ class ExactShapeGraphs:
         try:
             return work()
         except Exception as error:
-            if replaying:
-                self._fail("replay", error, replay_failures=1)
-            elif self._backend.is_device_error(error):
-                self._fail("eager run", error)
+            if self._backend.is_device_error(error):
+                failures = {"replay_failures": 1} if replaying else {}
+                self._fail("replay" if replaying else "eager run", error, **failures)
             raise
 
     def _fail(self, during: str, error: BaseException, **counters: int) -> None:

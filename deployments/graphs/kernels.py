@@ -54,19 +54,35 @@ def chunked_attention(
     chunk: positions, 0 for no chunks. Returns (batch, seq, heads * head_dim).
     """
     batch, seq, width = qkv.shape
-    if fast(qkv):
+    dim = width // (3 * heads)
+    if fast(qkv) and dim >= 16 and dim & (dim - 1) == 0:
         from deployments.graphs import triton_kernels
 
         return triton_kernels.chunked_attention(qkv, key_lens, heads, scale, chunk)
-    query, key, value = (
-        part.transpose(1, 2) for part in qkv.view(batch, seq, 3, heads, width // (3 * heads)).unbind(2)
-    )
+    query, key, value = (part.transpose(1, 2) for part in qkv.view(batch, seq, 3, heads, dim).unbind(2))
     position = torch.arange(seq, device=qkv.device)
     visible = (position[None, :] < key_lens[:, None]).view(batch, 1, 1, seq)
     if chunk > 0:
         visible = visible & (position[None, :] < (position[:, None] // chunk + 1) * chunk)
     out = F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale)
     return out.transpose(1, 2).flatten(2)
+
+
+def rotate_query_key(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rotate neighbouring elements of query and key by one angle a pair; ``qkv`` may be overwritten.
+
+    qkv: (batch, seq, 3 * heads * dim), query first; cos, sin: (seq, dim / 2) float32.
+    """
+    if fast(qkv):
+        from deployments.graphs import triton_kernels
+
+        return triton_kernels.rotate_query_key(qkv, cos, sin, heads)
+    batch, seq, width = qkv.shape
+    pairs = qkv.view(batch, seq, 3, heads, width // (6 * heads), 2)
+    even, odd = pairs[:, :, :2, ..., 0].float(), pairs[:, :, :2, ..., 1].float()
+    cos, sin = cos[:, None, None], sin[:, None, None]
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1).to(qkv.dtype)
+    return torch.cat((turned, pairs[:, :, 2:]), dim=2).view(batch, seq, width)
 
 
 def linear_gelu_tanh(linear: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -80,5 +96,5 @@ def linear_gelu_tanh(linear: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def apply(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Call a torch or vLLM linear module; vLLM's return (output, bias)."""
-    out = module(x)
+    out = module(x.contiguous())  # vLLM's kernels on the CPU take nothing else
     return out[0] if isinstance(out, tuple) else out

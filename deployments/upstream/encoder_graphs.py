@@ -19,9 +19,12 @@ from vllm.v1.worker.encoder_cudagraph_defs import (
     EncoderItemSpec,
 )
 
+from policies.budgets import budget_range
+
 Inputs = Mapping[str, torch.Tensor | None]
 Function = Callable[[Inputs], torch.Tensor]
 
+# fmt: off
 _MANAGER_METHODS = {
     "__init__": ("self", "vllm_config", "device", "dtype", "model"),
     "capture": ("self", "graph_pool"),
@@ -39,17 +42,18 @@ _PROTOCOL_METHODS = {
     "select_encoder_cudagraph_items": ("self", "mm_kwargs", "indices"),
     "postprocess_encoder_output": (
         "self", "outputs", "indices", "per_item_out_tokens", "dest", "clone", "batch_mm_kwargs",
-    ),  # fmt: skip
+    ),
     "prepare_encoder_cudagraph_capture_inputs": (
         "self", "token_budget", "max_batch_size", "max_frames_per_batch", "device", "dtype", "path",
         "axis_keys",
-    ),  # fmt: skip
+    ),
     "prepare_encoder_cudagraph_replay_buffers": (
         "self", "mm_kwargs", "max_batch_size", "max_frames_per_batch", "path",
-    ),  # fmt: skip
+    ),
     "encoder_cudagraph_forward": ("self", "inputs", "path"),
     "encoder_eager_forward": ("self", "mm_kwargs", "path"),
-}  # fmt: skip
+}
+# fmt: on
 _FIELDS = {
     EncoderCudaGraphConfig: {"modalities", "buffer_keys", "out_hidden_size", "padding_logics", "paths"},
     EncoderItemSpec: {"input_size", "output_tokens"},
@@ -180,3 +184,108 @@ class ExactShapeGraph:
     def clear(self) -> None:
         """Let go of the graph and its buffers."""
         self._manager.clear()
+
+
+class _Budgeted(SupportsEncoderCudaGraph):
+    """Upstream's model with the forward that is captured replaced; all else is the model's own."""
+
+    def __init__(self, model: Any, forward: Callable[[dict[str, Any]], torch.Tensor]) -> None:
+        self._model = model
+        self._forward = forward
+
+    def get_encoder_cudagraph_config(self) -> EncoderCudaGraphConfig:
+        return self._model.get_encoder_cudagraph_config()
+
+    def get_encoder_cudagraph_budget_range(self, vllm_config: Any) -> tuple[int, int]:
+        """The model's smallest, and the largest from the given limits, which are the decoder's."""
+        smallest, _ = self._model.get_encoder_cudagraph_budget_range(vllm_config)
+        batched = vllm_config.scheduler_config.max_num_batched_tokens
+        return budget_range(smallest, batched, vllm_config.model_config.max_model_len)
+
+    def get_encoder_cudagraph_item_specs(self, mm_kwargs: dict[str, Any]) -> list[EncoderItemSpec]:
+        return self._model.get_encoder_cudagraph_item_specs(mm_kwargs)
+
+    def select_encoder_cudagraph_items(self, mm_kwargs: dict[str, Any], indices: list[int]) -> dict[str, Any]:
+        return self._model.select_encoder_cudagraph_items(mm_kwargs, indices)
+
+    def postprocess_encoder_output(self, *args: Any, **kwargs: Any) -> None:
+        self._model.postprocess_encoder_output(*args, **kwargs)
+
+    def prepare_encoder_cudagraph_capture_inputs(
+        self, *args: Any, **kwargs: Any
+    ) -> EncoderCudaGraphCaptureInputs:
+        return self._model.prepare_encoder_cudagraph_capture_inputs(*args, **kwargs)
+
+    def prepare_encoder_cudagraph_replay_buffers(
+        self, *args: Any, **kwargs: Any
+    ) -> EncoderCudaGraphReplayBuffers:
+        return self._model.prepare_encoder_cudagraph_replay_buffers(*args, **kwargs)
+
+    def encoder_cudagraph_forward(
+        self, inputs: dict[str, torch.Tensor], path: str = "default"
+    ) -> torch.Tensor:
+        return self._forward(inputs)
+
+    def encoder_eager_forward(self, mm_kwargs: dict[str, Any], path: str = "default") -> torch.Tensor:
+        return self._forward(mm_kwargs)
+
+
+class BudgetGraphs(EncoderCudaGraphManager):
+    """Upstream's manager with a memory floor before each capture and a note of each replay's padding.
+
+    A budget that the floor forbids is left out; its items run in larger budgets or eagerly.
+    """
+
+    def __init__(
+        self, model: Any, forward: Callable[[dict[str, Any]], torch.Tensor], config: Any,
+        device: torch.device, dtype: torch.dtype, may_capture: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        problems = interface_problems()
+        if problems:
+            raise RuntimeError("this vLLM's encoder-graph interface differs: " + "; ".join(problems))
+        super().__init__(config, device, dtype, _Budgeted(model, forward))
+        self._may_capture = may_capture
+        self.left_out: list[int] = []
+        self.replays: list[tuple[int, int]] = []  # (budget, real tokens), emptied by the reader
+
+    @property
+    def captured_budgets(self) -> list[int]:
+        """Budgets that have a graph, ascending."""
+        return sorted(key for key in self._get_graph_set() if isinstance(key, int))
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the tensors that are copied into a graph."""
+        return self.config.buffer_keys
+
+    def capture(self, graph_pool: Any) -> None:
+        """Capture what the floor allows, the largest first, on the current stream."""
+        super().capture(graph_pool)
+        self.path_token_budgets["default"] = self.captured_budgets
+
+    def item_tokens(self, mm_kwargs: dict[str, Any]) -> list[int]:
+        """Output tokens of each item."""
+        return self._get_per_item_out_tokens(mm_kwargs)
+
+    def run_eagerly(self, mm_kwargs: dict[str, Any]) -> list[torch.Tensor]:
+        """All items in one eager forward, split and cloned by upstream's postprocessing."""
+        tokens = self.item_tokens(mm_kwargs)
+        outputs: dict[int, torch.Tensor] = {}
+        everything = list(range(len(tokens)))
+        output = self.model.encoder_eager_forward(mm_kwargs)
+        self.model.postprocess_encoder_output(
+            {"default": output}, everything, tokens, outputs, clone=True, batch_mm_kwargs=mm_kwargs
+        )
+        return [outputs[i] for i in everything]
+
+    def _capture_budget_graph(self, token_budget: int, path: str = "default", axis_keys: Any = ()) -> None:
+        if self._may_capture():
+            super()._capture_budget_graph(token_budget, path=path, axis_keys=axis_keys)
+        else:
+            self.left_out.append(token_budget)
+
+    def _run_budget_graph(
+        self, mm_kwargs: dict[str, Any], token_budget: int, path: str = "default", axis_keys: Any = ()
+    ) -> torch.Tensor | None:
+        self.replays.append((token_budget, sum(self.item_tokens(mm_kwargs))))
+        return super()._run_budget_graph(mm_kwargs, token_budget, path=path, axis_keys=axis_keys)
