@@ -32,6 +32,7 @@ def main(argv: list[str]) -> int:
         [str(Path(sys.executable).with_name("serve")), "run", str(config)],
         env={"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **os.environ},
         start_new_session=True,
+        preexec_fn=_heed_interrupts,
     )
     children: dict[int, psutil.Process] = {}
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -44,6 +45,11 @@ def main(argv: list[str]) -> int:
         return 0
     finally:
         stop(server, children)
+
+
+def _heed_interrupts() -> None:
+    """A shell starts background jobs with Ctrl-C ignored, and a child would inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _interrupt() -> None:

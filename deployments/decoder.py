@@ -53,6 +53,7 @@ def engine_options(options: DecoderOptions, family: Family) -> dict[str, Any]:
     health_check_timeout_s=10,
     max_ongoing_requests=256,
     ray_actor_options={"num_cpus": 0},
+    logging_config={"enable_access_log": False},
 )
 class Decoder:
     """Owns one vLLM engine process. Leaves by exiting as soon as that process is dead."""
@@ -110,6 +111,7 @@ class Decoder:
         head_sent = False
         try:
             async for piece in self.engine.chat(filled):
+                self._leave_if_dead()  # upstream answers a dead engine with an error body: not to be passed on
                 if head_sent:
                     yield piece
                 else:

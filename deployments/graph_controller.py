@@ -39,6 +39,7 @@ class ControllerOptions:
     health_check_timeout_s=10,
     max_ongoing_requests=256,
     ray_actor_options={"num_cpus": 0},
+    logging_config={"enable_access_log": False},
 )
 class GraphController:
     """One replica. Restarted, it counts anew from the living replicas."""

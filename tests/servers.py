@@ -48,6 +48,7 @@ class Server:
             stdout=self._stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def wait_ready(self, timeout_s: float) -> float:
@@ -130,10 +131,14 @@ def running_app(
 def running_undivided(
     folder: Path, model: str, dtype: str = "float32", name: str = "graphserve-toy", timeout_s: float = 180
 ) -> Iterator[Server]:
-    """vLLM's own OpenAI server with the whole model."""
+    """vLLM's own OpenAI server with the whole model.
+
+    By its module, for its console script asks for a distribution of the name ``vllm``, which the CPU build
+    does not have.
+    """
     port = free_port()
     command = [
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model,
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
         "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--served-model-name", name,
         "--trust-remote-code", "--enforce-eager", "--interleave-mm-strings",
         "--limit-mm-per-prompt", '{"image": 16, "audio": 16}',

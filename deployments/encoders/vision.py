@@ -12,6 +12,7 @@ from deployments.encoders.shell import EncoderShell
     max_ongoing_requests=64,
     graceful_shutdown_timeout_s=20,
     ray_actor_options={"num_cpus": 0},
+    logging_config={"enable_access_log": False},
 )
 class VisionEncoder(EncoderShell):
     """Runs the family's vision encoder."""

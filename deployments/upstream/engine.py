@@ -33,6 +33,18 @@ def json_error(error: Exception) -> tuple[int, str]:
     return int(response.error.code), response.model_dump_json()
 
 
+def invalid_request(error: Any) -> str:
+    """OpenAI body for a request that upstream's schema refuses, naming the field."""
+    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+    from vllm.entrypoints.serve.exception_handling.handlers.validation import clean_loc_for_param
+
+    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+    param = clean_loc_for_param(first["loc"]) or None
+    message = f"{param}: {first['msg']}" if param else first["msg"]
+    body: str = create_error_response(message, param=param).model_dump_json()
+    return body
+
+
 class ChatEngine:
     """AsyncLLM with upstream's chat serving on top. Start it inside the running event loop."""
 
@@ -87,8 +99,9 @@ class ChatEngine:
             parsed = ChatCompletionRequest(**request)
             answer = await self.chat_serving.create_chat_completion(parsed, raw_request=None)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            yield 400, False
+            yield invalid_request(error)
+            return
         except (ValueError, TypeError, OverflowError, NotImplementedError, VLLMClientError) as error:
             status, body = json_error(error)
             yield status, False

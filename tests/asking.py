@@ -1,0 +1,76 @@
+"""Chat requests and their answers, in the form that parity is judged by."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from openai import AsyncOpenAI, OpenAI
+
+MODEL = "graphserve-toy"
+
+
+@dataclass(frozen=True)
+class Said:
+    """An answer: its text, its tokens one by one, and what it cost."""
+
+    text: str
+    tokens: tuple[str, ...]
+    prompt_tokens: int
+    finish_reason: str
+
+
+def user(*parts: dict[str, Any]) -> list[dict[str, Any]]:
+    """One user message of these parts."""
+    return [{"role": "user", "content": list(parts)}]
+
+
+def text(words: str) -> dict[str, Any]:
+    """A text part."""
+    return {"type": "text", "text": words}
+
+
+def _options(messages: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
+    return {
+        "model": MODEL,
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "logprobs": True,
+    }
+
+
+def ask(client: OpenAI, messages: list[dict[str, Any]], max_tokens: int = 24) -> Said:
+    """Ask greedily and wait for the whole answer."""
+    return _whole(client.chat.completions.create(**_options(messages, max_tokens)))
+
+
+async def ask_async(client: AsyncOpenAI, messages: list[dict[str, Any]], max_tokens: int = 24) -> Said:
+    """The same, beside others."""
+    return _whole(await client.chat.completions.create(**_options(messages, max_tokens)))
+
+
+def ask_streamed(client: OpenAI, messages: list[dict[str, Any]], max_tokens: int = 24) -> Said:
+    """Ask greedily and put the streamed answer together."""
+    options = _options(messages, max_tokens)
+    chunks = client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True})
+    return _joined(chunks)
+
+
+def _whole(answer: Any) -> Said:
+    choice = answer.choices[0]
+    tokens = tuple(entry.token for entry in choice.logprobs.content)
+    return Said(choice.message.content, tokens, answer.usage.prompt_tokens, choice.finish_reason)
+
+
+def _joined(chunks: Iterable[Any]) -> Said:
+    words: list[str] = []
+    tokens: list[str] = []
+    prompt_tokens, reason = -1, ""
+    for chunk in chunks:
+        if chunk.usage is not None:
+            prompt_tokens = chunk.usage.prompt_tokens
+        for choice in chunk.choices:
+            words.append(choice.delta.content or "")
+            tokens += [entry.token for entry in (choice.logprobs.content if choice.logprobs else [])]
+            reason = choice.finish_reason or reason
+    return Said("".join(words), tuple(tokens), prompt_tokens, reason)
