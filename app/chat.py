@@ -1,8 +1,6 @@
 """One chat request from end to end: media fetched, encoded, handed by reference to the decoder."""
 
 import asyncio
-import base64
-import binascii
 import hashlib
 import json
 import logging
@@ -89,12 +87,7 @@ class ChatFront:
         if part.url is not None:
             return await self.fetcher.fetch(part.url)
         assert part.base64 is not None
-        if len(part.base64) > self.limits.max_bytes * 4 // 3 + 4:
-            raise ClientError(f"larger than {self.limits.max_bytes} bytes", status=413)
-        try:
-            return base64.b64decode(part.base64, validate=True)
-        except binascii.Error as error:
-            raise ClientError(f"data is not base64: {error}") from error
+        return await self.fetcher.from_base64(part.base64)
 
     # ---- encoders ----
 
