@@ -33,7 +33,11 @@ ENCODERS = {"vision": VisionEncoder, "audio": AudioEncoder}
 def build(config: AppConfig) -> Application:
     """Bind the graph that ``config`` describes. Every error names the key at fault."""
     config, model_name = resolve_model(config)
-    family = load_family(config.model, config.revision)
+    return assemble(config, model_name, load_family(config.model, config.revision))
+
+
+def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
+    """Bind the graph for a resolved config and the family of its model."""
     limits = MediaLimits(**config.media.limits)
     graphs = {spec.encoder: _graph_options(config, spec) for spec in family.encoders}
 

@@ -28,15 +28,15 @@ def main(argv: list[str]) -> int:
         print(f"no such config: {config}", file=sys.stderr)
         return 2
     base_url = address(yaml.safe_load(config.read_text(encoding="utf-8")))
+    # Before the server starts: a shell's background job ignores Ctrl-C, and a child would inherit that.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: _interrupt())
     server = subprocess.Popen(
         [str(Path(sys.executable).with_name("serve")), "run", str(config)],
         env={"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **os.environ},
         start_new_session=True,
-        preexec_fn=_heed_interrupts,
     )
     children: dict[int, psutil.Process] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: _interrupt())
     try:
         announce(base_url, server, children)
         return server.wait()
@@ -47,11 +47,6 @@ def main(argv: list[str]) -> int:
         stop(server, children)
 
 
-def _heed_interrupts() -> None:
-    """A shell starts background jobs with Ctrl-C ignored, and a child would inherit that."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def _interrupt() -> None:
     raise KeyboardInterrupt
 
@@ -59,8 +54,8 @@ def _interrupt() -> None:
 def address(config: dict[str, Any]) -> str:
     """The base URL that a Serve config listens on."""
     http = config.get("http_options") or {}
-    host = http.get("host", "127.0.0.1")
-    return f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{http.get('port', 8000)}"
+    host = str(http.get("host", "127.0.0.1"))
+    return f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{http.get('port', 8000)}"  # noqa: S104 - to call it
 
 
 def announce(base_url: str, server: "subprocess.Popen[bytes]", children: dict[int, psutil.Process]) -> None:
@@ -91,7 +86,8 @@ def welcome(base_url: str, client: httpx.Client, seconds: float) -> str:
     return (
         f"\nReady after {seconds:.0f} s: {base_url}/v1 serves {model}. Try:\n\n"
         f"  curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
-        f"  {base_url}/v1/graphs shows the encoders, http://127.0.0.1:8265 is Ray's dashboard. Ctrl-C ends it.\n"
+        f"  {base_url}/v1/graphs shows the encoders, http://127.0.0.1:8265 is Ray's dashboard.\n"
+        "  Ctrl-C ends it.\n"
     )
 
 

@@ -41,6 +41,8 @@ class Server:
         self.base_url = base_url
         self.log = log
         self._stream = log.open("wb")
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a background job; children inherit it
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
@@ -48,7 +50,6 @@ class Server:
             stdout=self._stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def wait_ready(self, timeout_s: float) -> float:
@@ -110,16 +111,21 @@ def running_app(
     folder: Path,
     args: dict[str, Any] | None = None,
     deployments: dict[str, Any] | None = None,
+    *,
+    import_path: str | None = None,
+    env: dict[str, str] | None = None,
     timeout_s: float = 240,
 ) -> Iterator[Server]:
     """Our application on a Ray cluster of its own."""
     port = free_port()
+    config = app_config(port, args, deployments)
+    if import_path is not None:
+        config["applications"][0]["import_path"] = import_path
     path = folder / "serve_config.yaml"
-    path.write_text(yaml.safe_dump(app_config(port, args, deployments)))
+    path.write_text(yaml.safe_dump(config))
     serve = str(Path(sys.executable).with_name("serve"))
-    server = Server(
-        [serve, "run", str(path)], f"http://127.0.0.1:{port}", folder / "app.log", {"RAY_ADDRESS": "local"}
-    )
+    environment = {"RAY_ADDRESS": "local", "PYTHONPATH": str(ROOT), **(env or {})}
+    server = Server([serve, "run", str(path)], f"http://127.0.0.1:{port}", folder / "app.log", environment)
     try:
         server.wait_ready(timeout_s)
         yield server

@@ -1,0 +1,156 @@
+"""Parts are killed or fail under load: every request is answered right or refused with a reason.
+
+Needs: Ray, vLLM on the CPU. One application for all cases, each of which leaves it healthy.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests import media
+from tests.asking import Said, ask, text, user
+from tests.chaos_app import SCRIPT_VARIABLE, say
+from tests.cluster.conftest import client
+from tests.load import Load
+from tests.servers import Server, running_app
+
+ADMIN = {"Authorization": "Bearer admin-secret"}
+SIZES = ((90, 70), (70, 90), (120, 60))
+
+
+@dataclass
+class Chaos:
+    """The application under test, its script folder, and requests with their right answers."""
+
+    server: Server
+    script: Path
+    known: list[tuple[Any, Said]]
+
+    def report(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.server.base_url}/v1/graphs", timeout=20, trust_env=False).json())
+
+    def replicas(self, encoder: str) -> list[dict[str, Any]]:
+        return [r for r in self.report()["replicas"] if r["encoder"] == encoder]
+
+    def pids(self, name: str) -> list[psutil.Process]:
+        """Processes of the application whose title holds ``name``."""
+        found = []
+        for process in self.server.processes():
+            try:
+                if name in " ".join(process.cmdline()):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    async def ready_again(self, encoder: str, count: int, without: set[str], within_s: float = 120) -> float:
+        """Seconds until ``count`` replicas are ready, none of them in ``without`` (start ids)."""
+        begun = time.monotonic()
+        while time.monotonic() - begun < within_s:
+            replicas = await asyncio.to_thread(self.replicas, encoder)
+            ready = [r for r in replicas if r["state"] == "ready" and r["start_id"] not in without]
+            if len(ready) == count and await asyncio.to_thread(self.healthy):
+                return time.monotonic() - begun
+            await asyncio.sleep(0.3)
+        raise AssertionError(f"not at full strength after {within_s} s: {self.replicas(encoder)}")
+
+    def healthy(self) -> bool:
+        return (
+            httpx.get(f"{self.server.base_url}/health", timeout=20, trust_env=False).json()["status"] == "ok"
+        )
+
+
+@pytest.fixture(scope="module")
+def chaos(tmp_path_factory: pytest.TempPathFactory, undivided: Server) -> Iterator[Chaos]:
+    folder = tmp_path_factory.mktemp("chaos")
+    script = folder / "script"
+    script.mkdir()
+    known = []
+    for number in range(12):
+        picture = media.image_bytes(media.drawn(*SIZES[number % len(SIZES)], seed=number))
+        request = user(text(f"Number {number}"), dict(media.image_part(picture)))
+        known.append((request, ask(client(undivided), request, max_tokens=8)))
+    args = {
+        "admin_token": "admin-secret",
+        "embedding_cache_bytes": 0,
+        "enforce_eager": False,
+        "controller": {"first_delay_s": 0.5, "capture_failures_to_disable": 3, "max_recycles_per_window": 50},
+        "encoders": {"stuck_after_s": 5},
+    }
+    with running_app(
+        folder,
+        args,
+        {"VisionEncoder": {"num_replicas": 2}},
+        import_path="tests.chaos_app:build",
+        env={SCRIPT_VARIABLE: str(script)},
+    ) as server:
+        yield Chaos(server, script, known)
+
+
+def totals_of(report: dict[str, Any]) -> dict[str, int]:
+    return {k: v for k, v in report["totals"]["vision"].items() if isinstance(v, int)}
+
+
+async def test_a_failed_capture_costs_no_request(chaos: Chaos) -> None:
+    """(a) A capture fails in one of two replicas: no request is lost or refused, it is replaced."""
+    before = chaos.report()
+    starts = {r["start_id"] for r in chaos.replicas("vision")}
+    say(chaos.script, "fail-vision")
+    async with Load(chaos.server, chaos.known, at_once=4) as load:
+        until = time.monotonic() + 60
+        while not (recycles := chaos.report()["recycles"]):
+            assert time.monotonic() < until, "the failed replica was not recycled"
+            await asyncio.sleep(0.2)
+        failed = recycles[-1]["replica_id"]
+        gone = {r["start_id"] for r in before["replicas"] if r["replica_id"] == failed}
+        took_s = await chaos.ready_again("vision", 2, gone)
+        await load.answered(12)
+    fate = load.fate
+    print(f"(a) {fate.line()}; full strength after {took_s:.1f} s")
+    assert (fate.wrong, fate.lost, fate.refused) == ([], [], [])
+    after = chaos.report()
+    assert "scripted capture failure" in recycles[-1]["reason"]
+    assert totals_of(after)["capture_failures"] == totals_of(before)["capture_failures"] + 1
+    assert all(totals_of(after)[k] >= v for k, v in totals_of(before).items() if k != "num_graphs")
+    assert totals_of(after)["graph_hits"] > 0
+    assert len(starts & {r["start_id"] for r in after["replicas"]}) == 1
+
+
+async def test_a_killed_encoder_costs_no_request(chaos: Chaos) -> None:
+    """(d) SIGKILL of an encoder replica while it encodes: its requests are answered by another."""
+    victim = chaos.pids("ServeReplica:graphserve:VisionEncoder")[0]
+    starts = {r["start_id"] for r in chaos.replicas("vision")}
+    workers = victim.children(recursive=True)
+    async with Load(chaos.server, chaos.known, at_once=4) as load:
+        await load.answered(4)
+        victim.send_signal(signal.SIGKILL)
+        await load.answered(8)
+        while len(starts & {r["start_id"] for r in await asyncio.to_thread(chaos.replicas, "vision")}) == 2:
+            await asyncio.sleep(0.2)
+        alive = starts & {r["start_id"] for r in chaos.replicas("vision")}
+        took_s = await chaos.ready_again("vision", 2, starts - alive)
+    print(f"(d) {load.fate.line()}; full strength after {took_s:.1f} s")
+    assert (load.fate.wrong, load.fate.lost, load.fate.refused) == ([], [], [])
+    assert psutil.wait_procs(workers, timeout=10)[1] == [], "its preprocessing workers outlived it"
+
+
+async def test_a_dead_engine_is_replaced(chaos: Chaos) -> None:
+    """(f) SIGKILL of the decoder's engine: what had not streamed is tried again, and answers come back."""
+    (engine,) = chaos.pids("EngineCore")
+    async with Load(chaos.server, chaos.known, at_once=4) as load:
+        await load.answered(4)
+        engine.send_signal(signal.SIGKILL)
+        killed_s = time.monotonic()
+        await load.answered(8, within_s=150)
+        took_s = time.monotonic() - killed_s
+    print(f"(f) {load.fate.line()}; answers again after {took_s:.1f} s")
+    assert (load.fate.wrong, load.fate.lost) == ([], [])
+    assert await chaos.ready_again("vision", 2, set()) < 120

@@ -1,0 +1,235 @@
+"""The HTTP surface of the running application. Needs: Ray, vLLM on the CPU."""
+
+import json
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests import media
+from tests.asking import MODEL, ask, text, user
+from tests.cluster.conftest import client
+from tests.servers import Server
+
+
+def post(server: Server, body: Any) -> httpx.Response:
+    content = body if isinstance(body, (str, bytes)) else json.dumps(body)
+    return httpx.post(f"{server.base_url}/v1/chat/completions", content=content, timeout=60, trust_env=False)
+
+
+def get(server: Server, path: str) -> httpx.Response:
+    return httpx.get(f"{server.base_url}{path}", timeout=20, trust_env=False)
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert "Traceback" not in body["error"]["message"]
+    return dict(body["error"])
+
+
+def test_health_is_ok_and_live(app: Server) -> None:
+    """A ready application says ok, and its process answers."""
+    assert get(app, "/health").json() == {"status": "ok", "parts": {}}
+    assert get(app, "/health/live").status_code == 200
+
+
+def test_models_lists_the_served_name(app: Server) -> None:
+    """``GET /v1/models`` has vLLM's shape."""
+    listed = client(app).models.list().data
+    assert [model.id for model in listed] == [MODEL]
+
+
+BAD = {
+    "not_json": ("{", 400, None),
+    "not_an_object": ("[]", 400, None),
+    "no_messages": ({"model": MODEL}, 400, "messages"),
+    "unknown_model": ({"model": "other", "messages": user(text("a"))}, 404, "model"),
+    "temperature_of_the_wrong_type": (
+        {"messages": user(text("a")), "temperature": "hot"}, 400, "temperature",
+    ),
+    "unknown_role_without_content": ({"messages": [{"role": "user"}]}, 400, None),
+    "over_long_prompt": ({"messages": user(text("red circle " * 9000))}, 400, "input_tokens"),
+    "picture_that_is_none": (
+        {"messages": user(text("a"), media.image_part(b"no picture"))},
+        400, "messages[0].content[1].image_url",
+    ),
+    "truncated_picture": (
+        {"messages": user(media.image_part(media.photo_bytes("coffee")[:2000]))},
+        400,
+        "messages[0].content[0].image_url",
+    ),
+    "sound_that_is_none": (
+        {"messages": user(media.input_audio_part(b"RIFF" + bytes(60)))},
+        400, "messages[0].content[0].input_audio",
+    ),
+    "unknown_part": ({"messages": user({"type": "video_url", "video_url": {"url": "x"}})}, 400,
+                     "messages[0].content[0].video_url"),
+    "our_own_inner_part": ({"messages": user({"type": "graphserve_embedding", "index": 0})}, 400,
+                           "messages[0].content[0].graphserve_embedding"),
+    "internal_address": (
+        {"messages": user({"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}})},
+        400, "messages[0].content[0].image_url",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_request_is_refused_and_named(app: Server, name: str) -> None:
+    """Each bad input gets its 4xx in OpenAI's shape, with the path of the part at fault."""
+    body, status, param = BAD[name]
+    response = post(app, body)
+    assert response.status_code == status, response.text
+    error = error_of(response)
+    if param is not None:
+        assert error["param"] == param, error
+
+
+def test_the_replicas_live_after_bad_requests(app: Server) -> None:
+    """After every bad request a good one is answered by the same encoder replicas."""
+    before = {r["start_id"] for r in get(app, "/v1/graphs").json()["replicas"]}
+    for body, _, _ in BAD.values():
+        post(app, body)
+    assert ask(
+        client(app), user(text("Look"), dict(media.image_part(media.photo_bytes("cat", (80, 60)))))
+    ).text
+    assert {r["start_id"] for r in get(app, "/v1/graphs").json()["replicas"]} == before
+
+
+def test_unknown_paths_have_openai_errors(app: Server) -> None:
+    """404 and 405 come in OpenAI's shape too."""
+    assert error_of(get(app, "/v1/nothing"))["code"] == 404
+    assert error_of(get(app, "/v1/chat/completions"))["code"] == 405
+
+
+def test_admin_is_not_there_without_a_token(app: Server) -> None:
+    """With no admin token configured the path does not exist."""
+    response = httpx.post(f"{app.base_url}/admin/replicas/x/recycle", trust_env=False)
+    assert response.status_code == 404
+
+
+def test_the_graph_report_says_what_was_loaded_and_counts(app: Server) -> None:
+    """Encoders hold their own modules and no other; on the CPU each call is an ineligible miss."""
+    before = get(app, "/v1/graphs").json()
+    picture = media.image_bytes(media.drawn(90, 70, seed=900))
+    ask(client(app), user(text("Look"), dict(media.image_part(picture))))
+    until = time.monotonic() + 10
+    while (after := get(app, "/v1/graphs").json())["totals"] == before["totals"]:
+        assert time.monotonic() < until, "the count did not arrive within a few periods"
+    vision, audio = after["totals"]["vision"], after["totals"]["audio"]
+    assert vision["ineligible_misses"] == before["totals"]["vision"]["ineligible_misses"] + 1
+    assert vision["graph_misses"] == vision["ineligible_misses"]
+    assert audio == before["totals"]["audio"]
+    loaded = {r["encoder"]: set(r["modules_loaded"]) for r in after["replicas"]}
+    assert loaded["vision"] == {"vpm", "resampler"}
+    assert {"apm", "audio_projection_layer"} <= loaded["audio"] <= {
+        "apm", "audio_projection_layer", "audio_avg_pooler",
+    }  # fmt: skip
+    assert {r["state"] for r in after["replicas"]} == {"ready"}
+
+
+class TestFeatures:
+    """What vLLM's chat serving offers beside plain answers."""
+
+    def test_n(self, app: Server) -> None:
+        """``n`` gives that many choices."""
+        answer = client(app).chat.completions.create(
+            model=MODEL, messages=user(text("Hi")), n=3, max_tokens=4, temperature=1.0, seed=7
+        )
+        assert [choice.index for choice in answer.choices] == [0, 1, 2]
+
+    def test_seed(self, app: Server) -> None:
+        """The same seed gives the same answer, another seed another."""
+
+        def once(seed: int) -> str | None:
+            answer = client(app).chat.completions.create(
+                model=MODEL, messages=user(text("Hi")), max_tokens=12, temperature=2.0, seed=seed
+            )
+            return answer.choices[0].message.content
+
+        assert once(1) == once(1)
+        assert len({once(seed) for seed in range(5)}) > 1
+
+    def test_stop(self, app: Server) -> None:
+        """A stop string ends the answer before it."""
+        whole = ask(client(app), user(text("Tell me about the red circle.")))
+        word = whole.tokens[2]
+        answer = client(app).chat.completions.create(
+            model=MODEL,
+            messages=user(text("Tell me about the red circle.")),
+            temperature=0,
+            max_tokens=24,
+            stop=[word],
+        )
+        assert answer.choices[0].message.content == whole.text[: whole.text.index(word)]
+        assert answer.choices[0].finish_reason == "stop"
+
+    def test_json_schema(self, app: Server) -> None:
+        """``response_format`` with a schema gives JSON that fits it."""
+        schema = {
+            "type": "object",
+            "properties": {"ok": {"type": "boolean"}},
+            "required": ["ok"],
+            "additionalProperties": False,
+        }
+        answer = client(app).chat.completions.create(
+            model=MODEL,
+            messages=user(text("Answer")),
+            max_tokens=40,
+            temperature=0,
+            response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}},
+        )
+        assert isinstance(json.loads(answer.choices[0].message.content or "")["ok"], bool)
+
+    def test_tools(self, app: Server) -> None:
+        """A forced tool call comes back as a tool call."""
+        tool = {
+            "type": "function",
+            "function": {
+                "name": "look",
+                "parameters": {
+                    "type": "object",
+                    "properties": {"far": {"type": "boolean"}},
+                    "required": ["far"],
+                    "additionalProperties": False,
+                },
+            },
+        }
+        answer = client(app).chat.completions.create(
+            model=MODEL,
+            messages=user(text("Look")),
+            max_tokens=60,
+            temperature=0,
+            tools=[tool],  # type: ignore[list-item]
+            tool_choice={"type": "function", "function": {"name": "look"}},
+        )
+        call = answer.choices[0].message.tool_calls[0]  # type: ignore[index]
+        assert call.function.name == "look"  # type: ignore[union-attr]
+        assert isinstance(json.loads(call.function.arguments)["far"], bool)  # type: ignore[union-attr]
+
+    def test_usage_counts_media_tokens(self, app: Server) -> None:
+        """A picture of one slice adds its 64 embedding tokens to the prompt."""
+        plain = ask(client(app), user(text("Look")))
+        picture = dict(media.image_part(media.image_bytes(media.drawn(90, 70))))
+        seen = ask(client(app), user(text("Look"), picture))
+        assert 64 <= seen.prompt_tokens - plain.prompt_tokens < 80
+
+    def test_audio_formats(self, app: Server) -> None:
+        """wav, flac and ogg, mono or stereo, at any rate, are heard."""
+        samples = media.tone(1.0, rate=44_100, channels=2)
+        for kind in ("wav", "flac", "ogg", "mp3"):
+            part = dict(media.input_audio_part(media.sound_bytes(samples, 44_100, kind.upper()), kind))
+            assert ask(client(app), user(part, text("?"))).text
+
+    def test_errors_reach_the_official_client(self, app: Server) -> None:
+        """The official client raises its own classes from our bodies."""
+        with pytest.raises(openai.NotFoundError):
+            client(app).chat.completions.create(model="other", messages=user(text("a")))
+        with pytest.raises(openai.BadRequestError) as caught:
+            client(app).chat.completions.create(
+                model=MODEL, messages=user(dict(media.image_part(b"no picture")))
+            )
+        assert caught.value.param == "messages[0].content[0].image_url"
