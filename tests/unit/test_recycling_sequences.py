@@ -88,6 +88,16 @@ class RecyclingMachine(RuleBasedStateMachine):
             self.now_s, keep_s=2 * max(POLICY.window_s, POLICY.capture_window_s), keep_recycles=1
         )
 
+    @rule(deployment=deployments, elapsed_s=st.floats(0.1, 10.0))
+    def one_fails_and_is_replaced(self, deployment: str, elapsed_s: float) -> None:
+        """The usual round at once, so that runs reach the bound of the window."""
+        self.start(deployment, ready=True)
+        self.views[f"r{self.born}"] = replace(self.views[f"r{self.born}"], state=S.FAILED)
+        self.controller_looks()
+        self.now_s += 0.1
+        self.start(deployment, ready=True)
+        self.time_passes(elapsed_s)
+
     @precondition(lambda self: self.views)
     @rule()
     def controller_looks(self) -> None:
