@@ -1,0 +1,74 @@
+"""Which waiting items run together. Needs nothing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.batching import BatchingPolicy, Take, WaitFor, Waiting, next_batch
+
+POLICY = BatchingPolicy(max_batch_size=3, max_wait_s=0.004, prefer_graphs=True)
+
+
+def queue(*keys: str, since_s: float = 0.0) -> list[Waiting]:
+    return [Waiting(key, since_s) for key in keys]
+
+
+CASES = {
+    "alone: at once": (queue("a"), 0.0, {}, Take((0,))),
+    "company of another shape: waits": (queue("a", "b"), 0.001, {}, WaitFor(0.003)),
+    "company of its shape: waits for more": (queue("a", "b", "a"), 0.001, {}, WaitFor(0.003)),
+    "waited enough": (queue("a", "b", "a"), 0.004, {}, Take((0, 2))),
+    "full": (queue("a", "b", "a", "a", "a"), 0.0, {}, Take((0, 2, 3))),
+    "a graph at 1: one at once": (queue("a", "a", "a"), 0.0, {"a": [1]}, Take((0,))),
+    "graphs at 1 and 2: two": (queue("a", "b", "a", "a"), 0.0, {"a": [1, 2]}, Take((0, 2))),
+    "a graph at 8 only: no use": (queue("a", "a"), 0.001, {"a": [8]}, WaitFor(0.003)),
+    "another shape's graph": (queue("a", "b"), 0.001, {"b": [1]}, WaitFor(0.003)),
+}
+
+
+@pytest.mark.parametrize(("waiting", "now_s", "graph_sizes", "expected"), CASES.values(), ids=CASES.keys())
+def test_next_batch(
+    waiting: list[Waiting], now_s: float, graph_sizes: dict[str, list[int]], expected: Take | WaitFor
+) -> None:
+    """Only one exact shape runs together, graphs are preferred, and waiting is bounded."""
+    step = next_batch(waiting, now_s, policy=POLICY, graph_sizes=graph_sizes)
+    if isinstance(expected, WaitFor):
+        assert isinstance(step, WaitFor)
+        assert step.seconds == pytest.approx(expected.seconds)
+    else:
+        assert step == expected
+
+
+def test_throughput_may_be_preferred_to_graphs() -> None:
+    """With ``prefer_graphs`` off the largest batch of one shape runs, graph or not."""
+    policy = BatchingPolicy(max_batch_size=3, prefer_graphs=False)
+    assert next_batch(queue("a", "a", "a"), 0.0, policy=policy, graph_sizes={"a": [1]}) == Take((0, 1, 2))
+
+
+@pytest.mark.rule("C5")
+@given(
+    keys=st.lists(st.sampled_from("abc"), min_size=1, max_size=12),
+    now_s=st.floats(0.0, 0.01),
+    graph_sizes=st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(1, 8), max_size=3)),
+    prefer=st.booleans(),
+)
+def test_every_batch_is_of_one_shape_and_has_the_oldest(
+    keys: list[str], now_s: float, graph_sizes: dict[str, list[int]], prefer: bool
+) -> None:
+    """No batch mixes shapes or exceeds the limit, the oldest item is in it, and nobody waits too long."""
+    policy = BatchingPolicy(max_batch_size=4, max_wait_s=0.005, prefer_graphs=prefer)
+    step = next_batch(queue(*keys), now_s, policy=policy, graph_sizes=graph_sizes)
+    if isinstance(step, WaitFor):
+        assert 0 < step.seconds <= policy.max_wait_s
+        assert now_s + step.seconds <= policy.max_wait_s + 1e-9
+        return
+    assert step.indices[0] == 0
+    assert list(step.indices) == sorted(set(step.indices))
+    assert len({keys[i] for i in step.indices}) == 1
+    assert len(step.indices) <= policy.max_batch_size
+
+
+def test_an_empty_queue_is_the_callers_error() -> None:
+    """There is no batch of nothing."""
+    with pytest.raises(ValueError):
+        next_batch([], 0.0, policy=POLICY, graph_sizes={})
