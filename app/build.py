@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 
 from app.config import EMBEDDED, AppConfig
 from app.ingress import Ingress, IngressOptions
@@ -43,9 +44,9 @@ def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
 
     controller = GraphController.bind(controller_options(config, family, graphs))
     encoders = {
-        spec.encoder: ENCODERS[spec.encoder].bind(
-            encoder_options(config, spec, graphs[spec.encoder], limits), family, controller
-        )
+        spec.encoder: ENCODERS[spec.encoder]
+        .options(request_router_config=router(config, graphs[spec.encoder]))
+        .bind(encoder_options(config, spec, graphs[spec.encoder], limits), family, controller)
         for spec in family.encoders
     }
     decoder = Decoder.bind(decoder_options(config, model_name), family)
@@ -70,6 +71,17 @@ def resolve_model(config: AppConfig) -> tuple[AppConfig, str]:
 
     settled = config.model_copy(update={"model": str(ensure()), "trust_remote_code": True})
     return settled, config.served_model_name or "graphserve-toy"
+
+
+def router(config: AppConfig, graphs: GraphOptions) -> RequestRouterConfig:
+    """How requests find an encoder replica: by the graphs it holds, or Serve's own way."""
+    if config.routing == "default":
+        return RequestRouterConfig()
+    return RequestRouterConfig(
+        request_router_class="deployments.shape_router:ShapeRouter",
+        request_router_kwargs={"bound": config.routing_bound, "max_graphs": graphs.max_graphs},
+        request_routing_stats_period_s=1.0,
+    )
 
 
 def _graph_options(config: AppConfig, spec: EncoderSpec) -> GraphOptions:

@@ -94,17 +94,19 @@ class ChatFront:
     async def _encoded(self, encoder: str, item: MediaItem, param: str, deadline_s: float) -> Encoded:
         """The embedding of one item, from the cache or from an encoder, tried again where that helps."""
 
-        async def once() -> Encoded:
-            return await self.cache.get(item.uuid, lambda: self._encode(encoder, item))
+        async def once(avoid: frozenset[str]) -> Encoded:
+            return await self.cache.get(item.uuid, lambda: self._encode(encoder, item, avoid))
 
         return await self._persist(once, deadline_s, param)
 
-    async def _encode(self, encoder: str, item: MediaItem) -> Encoded:
+    async def _encode(self, encoder: str, item: MediaItem, avoid: frozenset[str]) -> Encoded:
         """One encode. The receipt is read, the embedding stays where it is."""
-        call = self.encoders[encoder].encode.remote(item, shape_key=item.media_key)
+        call = self.encoders[encoder].encode.remote(item, shape_key=item.media_key, avoid=tuple(avoid))
         refs = await call._to_object_ref_gen()
         try:
-            receipt: EncodeReceipt = await (await refs.__anext__())
+            receipt: EncodeReceipt | ClientError = await (await refs.__anext__())
+            if isinstance(receipt, ClientError):
+                raise receipt
             embedding = await refs.__anext__()
             await anext(refs, None)  # runs the stream to its end, so that Serve counts the call as done
         except asyncio.CancelledError:
@@ -123,7 +125,7 @@ class ChatFront:
     ) -> Answer:
         """Encode what must be, and start the decoder on it; again, as long as nothing was streamed."""
 
-        async def once() -> Answer:
+        async def once(_: frozenset[str]) -> Answer:
             encoded = await _all(
                 self._encoded(encoder, item, part.param, deadline_s)
                 for part, (encoder, item) in zip(media, items, strict=True)
@@ -169,27 +171,30 @@ class ChatFront:
 
     # ---- trying again ----
 
-    async def _persist(self, once: Callable[[], Awaitable[Any]], deadline_s: float, param: str | None) -> Any:
+    async def _persist(
+        self, once: Callable[[frozenset[str]], Awaitable[Any]], deadline_s: float, param: str | None
+    ) -> Any:
         """Call ``once`` until it works or the retry policy gives up."""
-        attempts = 0
+        attempts, avoid = 0, frozenset[str]()
         while True:
             attempts += 1
             try:
-                return await once()
+                return await once(avoid)
             except (HttpError, asyncio.CancelledError, TimeoutError):
                 raise
             except Exception as error:
                 kind, cause = classify(error)
                 if isinstance(cause, ClientError):
                     raise from_client_error(cause, param) from error
-                step = next_step(
-                    Failure(kind, attempts, deadline_s), time.monotonic(), jitter=random.random()
-                )
+                where = getattr(cause, "replica_id", None)
+                failure = Failure(kind, attempts, deadline_s, replica_id=where, excluded=avoid)
+                step = next_step(failure, time.monotonic(), jitter=random.random())
                 if isinstance(step, GiveUp):
                     raise HttpError(step.status, f"{step.reason}: {cause}", param) from error
                 logger.warning(
                     "attempt %d failed (%s: %s), the next in %.2f s", attempts, kind, cause, step.after_s
                 )
+                avoid = step.exclude
                 await asyncio.sleep(step.after_s)
 
 

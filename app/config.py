@@ -72,6 +72,7 @@ class AppConfig(_Strict):
     max_body_bytes: int = Field(64 << 20, ge=1024)
     embedding_cache_bytes: int = Field(256 << 20, ge=0)
     routing: Literal["shape", "default"] = "shape"
+    routing_bound: int = Field(2, ge=0, description="requests by which a preferred replica may be busier")
     admin_token: str | None = None
     api_keys: tuple[str, ...] = ()
 

@@ -199,8 +199,8 @@ class MediaFetcher:
         if url.userinfo:
             raise bad_part("has a user name or password in its URL", code="media_host")
         host = url.raw_host.decode("ascii").lower().rstrip(".")
-        if not host:
-            raise bad_part("has a URL without a host", code="media_invalid")
+        if not host or not 0 < (url.port or 80) < 2**16:
+            raise bad_part("has a URL without a host or with a wrong port", code="media_invalid")
         allowed = self.options.allow_hosts
         if _listed(host, self.options.deny_hosts) or not (allowed is None or _listed(host, allowed)):
             raise bad_part("has a URL of a host that is not allowed", code="media_host")
@@ -233,10 +233,13 @@ def _read_below(root: Path, url: str, limits: MediaLimits) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError, RuntimeError):
         raise refused from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise refused
-        data = file.read(limits.max_bytes + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(limits.max_bytes + 1)
+    finally:
+        os.close(descriptor)
     raise_refusal(check_bytes(len(data), limits))
     return data
 

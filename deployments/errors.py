@@ -31,11 +31,23 @@ class ClientError(GraphServeError):
         return self.message
 
 
-class TransientError(GraphServeError):
+class ReplicaError(GraphServeError):
+    """A replica could not do the work. ``replica_id`` says which, so that a retry can avoid it."""
+
+    def __init__(self, message: str, replica_id: str | None = None) -> None:
+        super().__init__(message, replica_id)
+        self.message = message
+        self.replica_id = replica_id
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class TransientError(ReplicaError):
     """This attempt failed, another replica or a later attempt may succeed."""
 
 
-class TerminalError(GraphServeError):
+class TerminalError(ReplicaError):
     """This replica can do no more work: retry elsewhere, replace the replica."""
 
 
@@ -46,9 +58,8 @@ class TerminalGraphError(TerminalError):
     """
 
     def __init__(self, encoder: str, cause: str) -> None:
-        super().__init__(encoder, cause)
+        GraphServeError.__init__(self, encoder, cause)
+        self.message = f"the {encoder} encoder's graphs failed for good: {cause}"
+        self.replica_id = None
         self.encoder = encoder
         self.cause = cause
-
-    def __str__(self) -> str:
-        return f"the {self.encoder} encoder's graphs failed for good: {self.cause}"

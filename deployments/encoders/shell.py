@@ -19,7 +19,7 @@ import ray
 from ray import serve
 
 from deployments.encoders.preprocess_pool import PoolOptions, PreprocessPool
-from deployments.errors import TerminalError, TransientError
+from deployments.errors import ClientError, TerminalError, TransientError
 from deployments.families.base import EncoderInputs, EncoderSpec, Family
 from deployments.messages import EncodeReceipt, MediaItem, embedding_to_message
 from deployments.upstream.encoder_model import EncoderModelSpec
@@ -196,24 +196,29 @@ class EncoderShell:
 
     # ---- work ----
 
-    async def encode(self, item: MediaItem, shape_key: str = "unknown") -> AsyncIterator[Any]:
-        """Encode one medium. Yields an EncodeReceipt, then the EncodedMedia.
+    async def encode(
+        self, item: MediaItem, shape_key: str = "unknown", avoid: tuple[str, ...] = ()
+    ) -> AsyncIterator[Any]:
+        """Encode one medium. Yields an EncodeReceipt, then the EncodedMedia; or a ClientError alone.
 
-        Both are owned by the caller. ``shape_key`` is the item's media key once more, where the
-        request router can see it.
+        All are owned by the caller. ``shape_key``, the item's media key once more, and ``avoid``, ids of
+        replicas where it failed, are for the request router. Bad media is an answer, not a failure of
+        this replica, so it is returned: Serve writes a stack trace for everything that is raised.
 
-        Raises:
-            ClientError: the media is bad.
-            TransientError, TerminalError: this replica cannot; another may.
+        Raises TransientError or TerminalError when this replica cannot and another may.
         """
         self._refuse_unless_ready()
         self.pending += 1
         try:
             begun = time.monotonic()
-            inputs = await self.pool.run(item.data)
+            try:
+                inputs = await self.pool.run(item.data)
+            except ClientError as error:
+                yield error
+                return
             preprocessed_s = time.monotonic() - begun
             if self.failure is not None:
-                raise TerminalError(self.failure)
+                raise TerminalError(self.failure, self.replica_id)
             job = _Job(inputs, asyncio.get_running_loop().create_future())
             self.queue.append(job)
             self.wake.set()
@@ -238,13 +243,13 @@ class EncoderShell:
 
     def _refuse_unless_ready(self) -> None:
         if self.failure is not None:
-            raise TerminalError(self.failure)
+            raise TerminalError(self.failure, self.replica_id)
         if not self.life.state.takes_work:
-            raise TransientError(f"this replica is {self.life.state.value}")
+            raise TransientError(f"this replica is {self.life.state.value}", self.replica_id)
 
     def _refuse(self, job: _Job) -> None:
         if not job.done.done():
-            job.done.set_exception(TerminalError(self.failure or "this replica is leaving"))
+            job.done.set_exception(TerminalError(self.failure or "this replica is leaving", self.replica_id))
 
     async def _run_batches(self) -> None:
         while self.life.state in (ReplicaState.READY, ReplicaState.DRAINING):
@@ -290,7 +295,7 @@ class EncoderShell:
         for job in batch:
             if not job.done.done():
                 kind = TerminalError if terminal else TransientError
-                job.done.set_exception(kind(f"{type(error).__name__}: {error}"))
+                job.done.set_exception(kind(f"{type(error).__name__}: {error}", self.replica_id))
         if terminal:
             await self._fail(error)
         else:

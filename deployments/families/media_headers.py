@@ -54,8 +54,10 @@ def image_size(data: bytes) -> tuple[int, int] | None:
 
 def image_header(data: bytes, formats: tuple[str, ...] = IMAGE_FORMATS) -> ImageHeader | None:
     """The header of a picture, or None where these bytes are none of the formats."""
+    # Pillow opens MPO through its JPEG reader and knows no reader of that name.
+    readers = [name for name in formats if name != "MPO"]
     try:
-        with Image.open(BytesIO(data), formats=formats) as image:
+        with Image.open(BytesIO(data), formats=readers) as image:
             return ImageHeader(image.format or "", image.size, _oriented(image, data), _frames(image))
     except Exception:  # Pillow's readers raise anything on hostile bytes, and to all of it the answer is None
         return None
