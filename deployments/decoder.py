@@ -58,10 +58,10 @@ def engine_options(options: DecoderOptions, family: Family) -> dict[str, Any]:
 class Decoder:
     """Owns one vLLM engine process. Leaves by exiting as soon as that process is dead."""
 
-    def __init__(self, options: DecoderOptions, family: Family) -> None:
+    def __init__(self, options: DecoderOptions, family: Family, engine: ChatEngine | None = None) -> None:
         self.family = family
         self.options = options
-        self.engine = ChatEngine(engine_options(options, family))
+        self.engine = engine or ChatEngine(engine_options(options, family))
         self.modules: tuple[str, ...] = ()
         self._started: asyncio.Future[None] | None = None
 
@@ -87,10 +87,11 @@ class Decoder:
             os._exit(1)
 
     async def decoder_report(self) -> dict[str, Any]:
-        """Modules that hold weights in the engine process, and the replica's id."""
+        """Modules that hold weights in the engine process, and the requests it has in hand."""
         return {
             "replica_id": serve.get_replica_context().replica_id.unique_id,
             "modules_loaded": list(self.modules),
+            "unfinished_requests": self.engine.unfinished,
         }
 
     async def model_list(self) -> dict[str, Any]:
@@ -111,7 +112,7 @@ class Decoder:
         head_sent = False
         try:
             async for piece in self.engine.chat(filled):
-                self._leave_if_dead()  # upstream answers a dead engine with an error body: not to be passed on
+                self._leave_if_dead()  # upstream answers a dead engine with an error: not to be passed on
                 if head_sent:
                     yield piece
                 else:
@@ -122,21 +123,15 @@ class Decoder:
 
     def _fill(self, request: dict[str, Any], embeddings: tuple[EncodedMedia, ...]) -> dict[str, Any]:
         parts = [self._part(embedding) for embedding in embeddings]
-        messages = []
-        for message in request["messages"]:
-            content = message.get("content")
-            if isinstance(content, list):
-                content = [
-                    parts[part["index"]] if part.get("type") == EMBEDDING_PART else part for part in content
-                ]
-                message = {**message, "content": content}
-            messages.append(message)
+        messages = [_filled(message, parts) for message in request["messages"]]
         return {**request, "messages": messages}
 
     def _part(self, embedding: EncodedMedia) -> dict[str, Any]:
         """Check one embedding before upstream sees it. Raises GraphServeError."""
         import torch
 
+        if embedding.dtype != self.options.dtype:
+            raise GraphServeError(f"embedding of {embedding.dtype}, the decoder takes {self.options.dtype}")
         tensor = message_to_embedding(embedding)
         expected = self.family.expected_tokens(embedding.encoder, embedding.metadata)
         if tensor.ndim != 2 or tensor.shape[1] != self.family.hidden_size:
@@ -149,3 +144,14 @@ class Decoder:
             raise GraphServeError("embedding holds values that are not finite")
         metadata = {name: torch.from_numpy(value.copy()) for name, value in embedding.metadata.items()}
         return self.family.content_part(embedding.encoder, tensor, metadata, embedding.uuid)
+
+
+def _filled(message: dict[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any]:
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    filled = [
+        parts[part["index"]] if isinstance(part, dict) and part.get("type") == EMBEDDING_PART else part
+        for part in content
+    ]
+    return {**message, "content": filled}

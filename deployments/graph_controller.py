@@ -51,6 +51,7 @@ class GraphController:
         self.requests: dict[str, OperatorRequest] = {}
         self.app_name = serve.get_replica_context().app_name
         self.handles: dict[str, Any] = {}
+        self.decoders: list[dict[str, Any]] = []
         self._loop_task: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
 
@@ -84,22 +85,23 @@ class GraphController:
 
     async def _collect(self) -> tuple[tuple[ReplicaReport, ...], set[str] | None]:
         """Reports of all that answer, and the ids of all that exist (None when Serve does not say)."""
-        answers = await asyncio.gather(*(self._ask(name) for name in self.options.encoders))
+        asked = [self._ask(name, "graph_report") for name in self.options.encoders]
+        self.decoders, *answers = await asyncio.gather(self._ask("Decoder", "decoder_report"), *asked)
         reports = tuple(r for answer in answers for r in answer)
         return reports, await asyncio.to_thread(self._alive)
 
-    async def _ask(self, deployment: str) -> list[ReplicaReport]:
+    async def _ask(self, deployment: str, method: str) -> list[Any]:
         handle = self.handles.get(deployment)
         if handle is None:
             handle = self.handles[deployment] = serve.get_deployment_handle(deployment, self.app_name)
         try:
-            answers = await handle.broadcast("graph_report").results_async(
+            answers = await handle.broadcast(method).results_async(
                 timeout_s=self.options.period_s * 5, return_exceptions=True
             )
         except Exception as error:  # a deployment with no running replica has nothing to say
             logger.debug("no reports from %s: %s", deployment, error)
             return []
-        return [a for a in answers if isinstance(a, ReplicaReport)]
+        return [answer for answer in answers if not isinstance(answer, Exception)]
 
     def _alive(self) -> set[str] | None:
         from deployments.serve_view import replica_ids
@@ -165,7 +167,7 @@ class GraphController:
 
     async def cluster_report(self) -> dict[str, Any]:
         """The JSON of ``GET /v1/graphs``."""
-        return cluster_report(self.state, time.time())
+        return {**cluster_report(self.state, time.time()), "decoders": self.decoders}
 
     async def start_orders(self, deployment: str) -> dict[str, Any]:
         """How a starting replica of ``deployment`` is to begin: ``graphs_enabled``, ``warm_keys``."""

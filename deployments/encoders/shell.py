@@ -6,6 +6,7 @@ device (contract C1). Preprocessing runs in CPU workers beside it, the event loo
 
 import asyncio
 import collections
+import contextlib
 import logging
 import os
 import time
@@ -76,6 +77,8 @@ class EncoderShell:
         self.engine: Any = None
         self.queue: collections.deque[_Job] = collections.deque()
         self.wake = asyncio.Event()
+        self.idle = asyncio.Event()
+        self.idle.set()
         self.running_since_s: float | None = None
         self.pending = 0
         self.media_keys: collections.Counter[str] = collections.Counter()
@@ -159,10 +162,9 @@ class EncoderShell:
     async def _drain_and_leave(self, reason: str) -> None:
         if self.life.state is ReplicaState.READY and not self.stuck:
             self._move(ReplicaState.DRAINING, reason)
-            until_s = time.monotonic() + self.options.drain_s
-            await asyncio.sleep(1.0)  # routers hear of it within their period; what they sent is refused
-            while self.pending and time.monotonic() < until_s:
-                await asyncio.sleep(0.05)
+            await asyncio.sleep(1.0)  # routers hear of it within their period; what they send is refused
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.idle.wait(), self.options.drain_s)
         self.leave(reason)
 
     def leave(self, reason: str) -> None:
@@ -209,6 +211,7 @@ class EncoderShell:
         """
         self._refuse_unless_ready()
         self.pending += 1
+        self.idle.clear()
         try:
             begun = time.monotonic()
             try:
@@ -225,6 +228,8 @@ class EncoderShell:
             tensor, hit, batch, queue_s, encode_s = await job.done
         finally:
             self.pending -= 1
+            if not self.pending:
+                self.idle.set()
         message = embedding_to_message(tensor, uuid=item.uuid, encoder=self.encoder, metadata=inputs.metadata)
         yield EncodeReceipt(
             uuid=item.uuid,

@@ -83,6 +83,11 @@ class ChatEngine:
         """Whether the engine process is known to be gone."""
         return bool(self.engine is not None and self.engine.errored)
 
+    @property
+    def unfinished(self) -> int:
+        """Requests that the engine has in hand."""
+        return int(self.engine.output_processor.get_num_unfinished_requests()) if self.engine else 0
+
     async def model_list(self) -> dict[str, Any]:
         """The body of ``GET /v1/models``."""
         listed: dict[str, Any] = (await self.models.show_available_models()).model_dump()
@@ -90,6 +95,7 @@ class ChatEngine:
 
     async def chat(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         """Run one chat request. Yields the status and whether it streams, then text pieces."""
+        from jinja2 import TemplateError
         from pydantic import ValidationError
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -102,7 +108,14 @@ class ChatEngine:
             yield 400, False
             yield invalid_request(error)
             return
-        except (ValueError, TypeError, OverflowError, NotImplementedError, VLLMClientError) as error:
+        except (
+            ValueError,
+            TypeError,
+            OverflowError,
+            NotImplementedError,
+            TemplateError,  # a chat template that refuses the conversation
+            VLLMClientError,
+        ) as error:
             status, body = json_error(error)
             yield status, False
             yield body

@@ -233,3 +233,35 @@ class TestFeatures:
                 model=MODEL, messages=user(dict(media.image_part(b"no picture")))
             )
         assert caught.value.param == "messages[0].content[0].image_url"
+
+
+def unfinished(server: Server) -> int:
+    """Requests that the decoder's engine has in hand, by the last collection."""
+    return sum(decoder["unfinished_requests"] for decoder in get(server, "/v1/graphs").json()["decoders"])
+
+
+def wait_for(condition: Any, within_s: float = 15) -> bool:
+    """Whether a condition came true in time."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_the_decoder_holds_no_encoder_weights(app: Server) -> None:
+    """By module class, the engine's model has the language model alone."""
+    (decoder,) = get(app, "/v1/graphs").json()["decoders"]
+    assert decoder["modules_loaded"] == ["llm"]
+
+
+def test_a_client_that_goes_away_frees_the_decoder(app: Server) -> None:
+    """Breaking off a stream ends its request in the engine long before it would have ended itself."""
+    assert wait_for(lambda: unfinished(app) == 0)
+    body = {"messages": user(text("Count")), "stream": True, "max_tokens": 8000, "ignore_eos": True}
+    url = f"{app.base_url}/v1/chat/completions"
+    with httpx.Client(timeout=60, trust_env=False) as api, api.stream("POST", url, json=body) as stream:
+        next(stream.iter_lines())
+        assert wait_for(lambda: unfinished(app) == 1)
+    assert wait_for(lambda: unfinished(app) == 0)
