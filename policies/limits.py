@@ -9,7 +9,7 @@ from dataclasses import dataclass
 MODEL_RATE_HZ = 16_000
 """Sample rate at which every supported audio encoder takes its input."""
 
-IMAGE_FORMATS = ("BMP", "DIB", "GIF", "JPEG", "MPO", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP", "AVIF")
+IMAGE_FORMATS = ("BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP", "AVIF")
 """Pillow's names of the formats taken. Left out on purpose: formats that nest another picture whose size
 the header does not say (ICO, ICNS, CUR), that have no signature, or that no client sends."""
 
