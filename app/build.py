@@ -14,7 +14,6 @@ from ray.serve.config import RequestRouterConfig
 
 from app.config import EMBEDDED, AppConfig
 from app.ingress import Ingress, IngressOptions
-from app.media_fetch import FetchOptions
 from deployments.decoder import Decoder, DecoderOptions
 from deployments.encoders.audio import AudioEncoder
 from deployments.encoders.preprocess_pool import PoolOptions
@@ -28,7 +27,11 @@ from policies.graph_options import GraphOptions, graph_options
 from policies.limits import MediaLimits
 from policies.recycling import RecyclingPolicy
 
-ENCODERS = {"vision": VisionEncoder, "audio": AudioEncoder}
+# Serve's decorator makes deployments of these classes, which their static types do not say.
+ENCODERS: dict[str, Any] = {"vision": VisionEncoder, "audio": AudioEncoder}
+DECODER: Any = Decoder
+CONTROLLER: Any = GraphController
+INGRESS: Any = Ingress
 
 
 def build(config: AppConfig) -> Application:
@@ -39,17 +42,17 @@ def build(config: AppConfig) -> Application:
 
 def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
     """Bind the graph for a resolved config and the family of its model."""
-    limits = MediaLimits(**config.media.limits)
+    limits = config.media.limits
     graphs = {spec.encoder: _graph_options(config, spec) for spec in family.encoders}
 
-    controller = GraphController.bind(controller_options(config, family, graphs))
+    controller = CONTROLLER.bind(controller_options(config, family, graphs))
     encoders = {
         spec.encoder: ENCODERS[spec.encoder]
         .options(request_router_config=router(config, graphs[spec.encoder]))
         .bind(encoder_options(config, spec, graphs[spec.encoder], limits), family, controller)
         for spec in family.encoders
     }
-    decoder = Decoder.bind(decoder_options(config, model_name), family)
+    decoder = DECODER.bind(decoder_options(config, model_name), family)
     names = ("Decoder", "GraphController", *(ENCODERS[s.encoder].name for s in family.encoders))
     options = IngressOptions(
         config=config,
@@ -57,10 +60,11 @@ def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
         model_name=model_name,
         identity=identity(config, family),
         limits=limits,
-        fetch=FetchOptions(**config.media.fetch),
+        fetch=config.media.fetch,
         deployments=names,
     )
-    return Ingress.bind(options, encoders, decoder, controller)
+    application: Application = INGRESS.bind(options, encoders, decoder, controller)
+    return application
 
 
 def resolve_model(config: AppConfig) -> tuple[AppConfig, str]:
@@ -122,7 +126,11 @@ def encoder_options(
 
 def decoder_options(config: AppConfig, model_name: str) -> DecoderOptions:
     """What the decoder is told."""
-    engine_args: dict[str, Any] = {"load_format": config.load_format, **config.decoder.engine_args}
+    engine_args: dict[str, Any] = {
+        "load_format": config.load_format,
+        "enforce_eager": config.enforce_eager,
+        **config.decoder.engine_args,
+    }
     if config.hf_overrides:
         engine_args.setdefault("hf_overrides", dict(config.hf_overrides))
     return DecoderOptions(
@@ -147,7 +155,7 @@ def controller_options(
             ENCODERS[s.encoder].name: graphs[s.encoder].max_graphs // 2 if warm is None else warm
             for s in family.encoders
         },
-        policy=RecyclingPolicy(**knobs),
+        policy=RecyclingPolicy(**knobs, stuck_after_s=config.encoders.stuck_after_s),
         period_s=config.controller.period_s,
     )
 

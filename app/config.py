@@ -3,10 +3,26 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from app.media_fetch import FetchOptions
+from policies.limits import MediaLimits
 
 EMBEDDED = "embedded"
 """Model name of the toy checkpoint that comes with the project."""
+
+SET_ELSEWHERE = {
+    "model": "model",
+    "served_model_name": "served_model_name",
+    "dtype": "dtype",
+    "trust_remote_code": "trust_remote_code",
+    "revision": "revision",
+    "enable_mm_embeds": None,
+    "interleave_mm_strings": None,
+    "limit_mm_per_prompt": None,
+    "worker_extension_cls": None,
+}
+"""Engine arguments that are not the user's, and the key of ours that says the same, if there is one."""
 
 
 class _Strict(BaseModel):
@@ -16,10 +32,12 @@ class _Strict(BaseModel):
 class EncodersConfig(_Strict):
     """What both encoder deployments share."""
 
-    max_batch_size: int = Field(8, ge=1, le=256)
-    preprocess_workers: int = Field(1, ge=1, le=64, description="CPU worker processes per encoder replica")
-    preprocess_timeout_s: float = Field(20.0, gt=0, description="longest preparation of one item")
-    stuck_after_s: float = Field(30.0, gt=0, description="longest batch before a replica counts as stuck")
+    max_batch_size: int = Field(default=8, ge=1, le=256)
+    preprocess_workers: int = Field(default=1, ge=1, le=64, description="CPU processes per encoder replica")
+    preprocess_timeout_s: float = Field(default=20.0, gt=0, description="longest preparation of one item")
+    stuck_after_s: float = Field(
+        default=30.0, gt=0, description="longest batch of a replica that is not stuck"
+    )
 
 
 class DecoderConfig(_Strict):
@@ -27,26 +45,41 @@ class DecoderConfig(_Strict):
 
     engine_args: dict[str, Any] = Field(default_factory=dict)
 
+    @field_validator("engine_args")
+    @classmethod
+    def _none_of_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
+        for name in value:
+            if name in SET_ELSEWHERE:
+                ours = SET_ELSEWHERE[name]
+                raise ValueError(f"{name} cannot be set here{f'; set {ours} instead' if ours else ''}")
+        return value
+
 
 class ControllerConfig(_Strict):
     """Collection and recycling of encoder replicas."""
 
-    period_s: float = Field(1.0, gt=0)
-    warm_graphs: int | None = Field(None, ge=0, description="default: half of max_graphs")
-    window_s: float = Field(600.0, gt=0)
-    max_recycles_per_window: int = Field(6, ge=1)
-    first_delay_s: float = Field(2.0, ge=0)
-    delay_growth: float = Field(2.0, ge=1)
-    max_delay_s: float = Field(60.0, ge=0)
-    capture_window_s: float = Field(1800.0, gt=0)
-    capture_failures_to_disable: int = Field(2, ge=1)
+    period_s: float = Field(default=1.0, gt=0)
+    warm_graphs: int | None = Field(default=None, ge=0, description="default: half of max_graphs")
+    window_s: float = Field(default=600.0, gt=0)
+    max_recycles_per_window: int = Field(default=6, ge=1)
+    first_delay_s: float = Field(default=2.0, ge=0)
+    delay_growth: float = Field(default=2.0, ge=1)
+    max_delay_s: float = Field(default=60.0, ge=0)
+    capture_window_s: float = Field(default=1800.0, gt=0)
+    capture_failures_to_disable: int = Field(default=2, ge=1)
+
+    @model_validator(mode="after")
+    def _delays_grow(self) -> "ControllerConfig":
+        if self.first_delay_s > self.max_delay_s:
+            raise ValueError("first_delay_s must not be more than max_delay_s")
+        return self
 
 
 class MediaConfig(_Strict):
     """Limits on media from outside and the hosts it may come from."""
 
-    limits: dict[str, Any] = Field(default_factory=dict, description="fields of policies.limits.MediaLimits")
-    fetch: dict[str, Any] = Field(default_factory=dict, description="fields of app.media_fetch.FetchOptions")
+    limits: MediaLimits = MediaLimits()
+    fetch: FetchOptions = FetchOptions()
 
 
 class AppConfig(_Strict):
@@ -67,12 +100,12 @@ class AppConfig(_Strict):
     decoder: DecoderConfig = DecoderConfig()
     controller: ControllerConfig = ControllerConfig()
     media: MediaConfig = MediaConfig()
-    request_deadline_s: float = Field(120.0, gt=0)
-    max_requests: int = Field(256, ge=1, description="requests one Ingress replica has in hand at once")
-    max_body_bytes: int = Field(64 << 20, ge=1024)
-    embedding_cache_bytes: int = Field(256 << 20, ge=0)
+    request_deadline_s: float = Field(default=120.0, gt=0)
+    max_requests: int = Field(default=256, ge=1, description="in hand at once, per Ingress replica")
+    max_body_bytes: int = Field(default=64 << 20, ge=1024)
+    embedding_cache_bytes: int = Field(default=256 << 20, ge=0)
     routing: Literal["shape", "default"] = "shape"
-    routing_bound: int = Field(2, ge=0, description="requests by which a preferred replica may be busier")
+    routing_bound: int = Field(default=2, ge=0, description="how much busier a preferred replica may be")
     admin_token: str | None = None
     api_keys: tuple[str, ...] = ()
 
