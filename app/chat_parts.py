@@ -1,6 +1,6 @@
 """Finds the media of a chat request, and puts embeddings in their places."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,16 @@ from app.http_errors import HttpError
 from deployments.families.base import EncoderSpec
 from deployments.messages import EMBEDDING_PART
 
-TEXT_TYPES = frozenset({"text", "refusal", "thinking", "input_text", "output_text"})
+TEXT_TYPES = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "thinking": "thinking",
+}
+"""Types of part that hold text, and the key that holds it."""
+TEXT_EXTRAS = ("annotations", "cache_control", "closed", "logprobs", "signature")
+"""Keys that other APIs put into such parts and that upstream passes over."""
 FORBIDDEN_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 AUDIO_FORMATS = frozenset({"wav", "mp3", "flac", "ogg"})
 
@@ -32,26 +41,32 @@ def find_media(
     for name in FORBIDDEN_FIELDS:
         if request.get(name):
             raise HttpError(400, f"{name} is not supported: media is prepared apart from the decoder", name)
-    messages = request.get("messages")
-    if not isinstance(messages, list) or not messages:
-        raise HttpError(400, "messages must be a list that is not empty", "messages")
     by_type = {kind: spec.encoder for spec in encoders for kind in spec.content_types}
-    found: list[MediaPart] = []
-    for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise HttpError(400, "a message must be an object", f"messages[{i}]")
-        content = message.get("content")
-        if not isinstance(content, list):
-            continue
-        for j, part in enumerate(content):
-            medium = _media_part(part, by_type, f"messages[{i}].content[{j}]", i, j)
-            if medium is not None:
-                found.append(medium)
+    found = [
+        medium
+        for i, content in _contents(request.get("messages"))
+        for j, part in enumerate(content)
+        if (medium := _media_part(part, by_type, f"messages[{i}].content[{j}]", i, j)) is not None
+    ]
     if len(found) > max_parts:
         raise HttpError(
             400, f"{len(found)} media parts; at most {max_parts} are allowed", found[max_parts].param
         )
     return found
+
+
+def _contents(messages: Any) -> Iterator[tuple[int, list[Any]]]:
+    """Every message whose content is a list of parts."""
+    if not isinstance(messages, list) or not messages:
+        raise HttpError(400, "messages must be a list that is not empty", "messages")
+    for i, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise HttpError(400, "a message must be an object", f"messages[{i}]")
+        content = message.get("content")
+        if isinstance(content, list):
+            yield i, content
+        elif content is not None and not isinstance(content, str):
+            raise HttpError(400, "content must be a string or a list of parts", f"messages[{i}].content")
 
 
 def _media_part(part: Any, by_type: Mapping[str, str], path: str, i: int, j: int) -> MediaPart | None:
@@ -61,17 +76,13 @@ def _media_part(part: Any, by_type: Mapping[str, str], path: str, i: int, j: int
         raise HttpError(400, "a content part must be an object with a type", path)
     kind = part["type"]
     if kind in TEXT_TYPES:
-        if not isinstance(part.get("text", part.get("refusal", part.get("thinking"))), str):
-            raise HttpError(400, f"a part of type {kind} must hold a string", f"{path}.{kind}")
+        _check_text(part, TEXT_TYPES[kind], path)
         return None
     if kind not in by_type:
-        known = sorted(TEXT_TYPES & {"text"} | set(by_type))
-        why = (
-            "the model takes no such part"
-            if kind.endswith("_url") or kind == "input_audio"
-            else "unknown type"
-        )
-        raise HttpError(400, f"{why}: {kind}; it takes {', '.join(known)}", f"{path}.{kind}")
+        media = kind.endswith("_url") or kind == "input_audio"
+        why = "the model takes no such part" if media else "unknown type"
+        taken = ", ".join(["text", *sorted(by_type)])
+        raise HttpError(400, f"{why}: {kind[:40]}; it takes {taken}", f"{path}.{kind[:40]}")
     param = f"{path}.{kind}"
     value = part.get(kind)
     if kind == "input_audio":
@@ -80,6 +91,15 @@ def _media_part(part: Any, by_type: Mapping[str, str], path: str, i: int, j: int
     if not isinstance(url, str) or not url:
         raise HttpError(400, f"{kind} must hold a url", param)
     return MediaPart(param, i, j, by_type[kind], url=url)
+
+
+def _check_text(part: Mapping[str, Any], key: str, path: str) -> None:
+    """Upstream looks into a part by its keys, whatever its type says, so a part of text holds text alone."""
+    if not isinstance(part.get(key), str):
+        raise HttpError(400, f"a part of type {part['type']} must hold a string", f"{path}.{key}")
+    for name in part:
+        if name not in ("type", key, *TEXT_EXTRAS):
+            raise HttpError(400, f"a part of type {part['type']} holds no such key", f"{path}.{name[:40]}")
 
 
 def _audio_data(value: Any, param: str) -> str:
