@@ -32,6 +32,14 @@ class CacheCounts:
     bytes: int = 0
 
 
+@dataclass
+class _Shared:
+    """One encode that is under way, and how many wait for it."""
+
+    task: "asyncio.Task[Encoded]"
+    waiters: int = 0
+
+
 class EmbeddingCache:
     """Remembers finished encodes up to ``max_bytes``; 0 turns remembering off, sharing stays."""
 
@@ -39,8 +47,7 @@ class EmbeddingCache:
         self.max_bytes = max_bytes
         self.counts = CacheCounts()
         self._entries: OrderedDict[str, Encoded] = OrderedDict()
-        self._running: dict[str, asyncio.Task[Encoded]] = {}
-        self._waiters: dict[str, int] = {}
+        self._running: dict[str, _Shared] = {}
 
     async def get(self, uuid: str, encode: Callable[[], Awaitable[Encoded]]) -> Encoded:
         """The embedding of this content: held, being made for somebody else, or made now.
@@ -51,32 +58,33 @@ class EmbeddingCache:
             self._entries.move_to_end(uuid)
             self.counts.hits += 1
             return entry
-        task = self._running.get(uuid)
-        if task is None:
+        shared = self._running.get(uuid)
+        if shared is None:
             self.counts.misses += 1
-            task = asyncio.ensure_future(self._make(uuid, encode))
-            self._running[uuid] = task
+            shared = self._running[uuid] = _Shared(asyncio.ensure_future(self._make(uuid, encode)))
         else:
             self.counts.shared += 1
-        self._waiters[uuid] = self._waiters.get(uuid, 0) + 1
+        shared.waiters += 1
         try:
-            return await asyncio.shield(task)
+            return await asyncio.shield(shared.task)
         finally:
-            self._waiters[uuid] -= 1
-            if not self._waiters[uuid]:
-                del self._waiters[uuid]
-                if self._running.get(uuid) is task:
-                    del self._running[uuid]
-                task.cancel()
+            shared.waiters -= 1
+            if not shared.waiters and not shared.task.done():
+                self._ended(uuid, shared.task)  # who comes now starts anew instead of being cancelled too
+                shared.task.cancel()
 
     async def _make(self, uuid: str, encode: Callable[[], Awaitable[Encoded]]) -> Encoded:
         try:
             encoded = await encode()
         finally:
-            if self._running.get(uuid) is asyncio.current_task():
-                del self._running[uuid]
+            self._ended(uuid, asyncio.current_task())
         self._keep(uuid, encoded)
         return encoded
+
+    def _ended(self, uuid: str, task: "asyncio.Task[Any] | None") -> None:
+        shared = self._running.get(uuid)
+        if shared is not None and shared.task is task:
+            del self._running[uuid]
 
     def _keep(self, uuid: str, encoded: Encoded) -> None:
         size = encoded.receipt.bytes
