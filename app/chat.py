@@ -26,11 +26,15 @@ logger = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes back: a status and either a whole body or an iterator of server-sent events."""
+    """What goes back: a status and either a whole body or an iterator of server-sent events.
+
+    Who takes ``events`` calls ``cancel`` when done with them, read to the end or not begun.
+    """
 
     status: int
     body: str | None = None
     events: AsyncIterator[str] | None = None
+    cancel: Callable[[], None] = lambda: None
 
 
 class ChatFront:
@@ -62,12 +66,14 @@ class ChatFront:
         """Answer one request. Raises HttpError for everything that is refused."""
         deadline_s = time.monotonic() + self.deadline_s
         try:
-            async with asyncio.timeout(self.deadline_s):
+            async with asyncio.timeout(self.deadline_s) as deadline:
                 media = find_media(request, self.family.encoders, self.limits.max_parts)
                 items = await _all(self._item(part, request_id) for part in media)
                 ready = with_embeddings(request, media)
                 return await self._decode(ready, media, items, deadline_s)
         except TimeoutError:
+            if not deadline.expired():
+                raise
             raise HttpError(504, f"the request took longer than {self.deadline_s:g} s") from None
 
     # ---- media ----
@@ -97,13 +103,14 @@ class ChatFront:
         async def once(avoid: frozenset[str]) -> Encoded:
             return await self.cache.get(item.uuid, lambda: self._encode(encoder, item, avoid))
 
-        return await self._persist(once, deadline_s, param)
+        encoded: Encoded = await self._persist(once, deadline_s, param)
+        return encoded
 
     async def _encode(self, encoder: str, item: MediaItem, avoid: frozenset[str]) -> Encoded:
         """One encode. The receipt is read, the embedding stays where it is."""
         call = self.encoders[encoder].encode.remote(item, shape_key=item.media_key, avoid=tuple(avoid))
-        refs = await call._to_object_ref_gen()
         try:
+            refs = await call._to_object_ref_gen()  # waits for a replica with room
             receipt: EncodeReceipt | ClientError = await (await refs.__anext__())
             if isinstance(receipt, ClientError):
                 raise receipt
@@ -125,7 +132,7 @@ class ChatFront:
     ) -> Answer:
         """Encode what must be, and start the decoder on it; again, as long as nothing was streamed."""
 
-        async def once(_: frozenset[str]) -> Answer:
+        async def once(avoid: frozenset[str]) -> Answer:
             encoded = await _all(
                 self._encoded(encoder, item, part.param, deadline_s)
                 for part, (encoder, item) in zip(media, items, strict=True)
@@ -143,31 +150,34 @@ class ChatFront:
                 for _, item in items:  # an embedding that was lost on the way is made again
                     self.cache.forget(item.uuid)
                 raise
-            return Answer(head.status, events=self._events(call, first, deadline_s))
+            running = _Running(call)
+            return Answer(head.status, events=self._events(running, first, deadline_s), cancel=running.cancel)
 
-        return await self._persist(once, deadline_s, None)
+        answer: Answer = await self._persist(once, deadline_s, None)
+        return answer
 
-    async def _events(self, call: Any, first: str, deadline_s: float) -> AsyncIterator[str]:
+    async def _events(self, running: "_Running", first: str, deadline_s: float) -> AsyncIterator[str]:
         """Pass the decoder's events on; end with an error event when it breaks off."""
-        finished = False
         try:
             yield first
             while True:
                 try:
-                    async with asyncio.timeout(deadline_s - time.monotonic()):
-                        piece: str = await anext(call)
+                    async with asyncio.timeout(deadline_s - time.monotonic()) as deadline:
+                        piece: str = await anext(running.call)
                 except StopAsyncIteration:
-                    finished = True
+                    running.ended = True
+                    return
+                except TimeoutError:
+                    if not deadline.expired():
+                        raise
+                    yield error_event(HttpError(504, f"the request took longer than {self.deadline_s:g} s"))
                     return
                 yield piece
-        except TimeoutError:
-            yield error_event(HttpError(504, f"the request took longer than {self.deadline_s:g} s"))
         except Exception as error:
             logger.warning("the decoder broke off in mid-stream: %r", error)
             yield error_event(HttpError(503, "the decoder broke off in mid-stream; the answer is incomplete"))
         finally:
-            if not finished:
-                call.cancel()
+            running.cancel()
 
     # ---- trying again ----
 
@@ -180,7 +190,7 @@ class ChatFront:
             attempts += 1
             try:
                 return await once(avoid)
-            except (HttpError, asyncio.CancelledError, TimeoutError):
+            except (HttpError, asyncio.CancelledError):
                 raise
             except Exception as error:
                 kind, cause = classify(error)
@@ -196,6 +206,19 @@ class ChatFront:
                 )
                 avoid = step.exclude
                 await asyncio.sleep(step.after_s)
+
+
+@dataclass
+class _Running:
+    """A streaming call of the decoder, cancelled at most once and not after its end."""
+
+    call: Any
+    ended: bool = False
+
+    def cancel(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.call.cancel()
 
 
 async def _all(jobs: Any) -> list[Any]:

@@ -4,16 +4,18 @@ import asyncio
 import hmac
 import json
 import logging
-from collections.abc import AsyncIterator
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
-from app.chat import ChatFront
+from app.chat import Answer, ChatFront
 from app.config import AppConfig
 from app.embedding_cache import EmbeddingCache
 from app.failures import classify
@@ -25,6 +27,7 @@ from policies.limits import MediaLimits
 
 logger = logging.getLogger("ray.serve")
 app = FastAPI(title="GraphServe", docs_url=None, redoc_url=None)
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @app.exception_handler(HttpError)
@@ -35,6 +38,28 @@ async def _refused(_: Request, error: HttpError) -> JSONResponse:
 @app.exception_handler(HTTPException)
 async def _no_such_route(_: Request, error: HTTPException) -> JSONResponse:
     return HttpError(error.status_code, str(error.detail)).response()
+
+
+@app.exception_handler(Exception)
+async def _broken(_: Request, error: Exception) -> JSONResponse:
+    logger.error("a request failed by a fault of ours: %r", error)
+    return HttpError(500, "internal error").response()
+
+
+class EventStream(StreamingResponse):
+    """The events of one answer. However it ends, even before the first of them, ``ended`` is called."""
+
+    def __init__(self, answer: Answer, ended: Callable[[], None]) -> None:
+        assert answer.events is not None
+        super().__init__(answer.events, media_type="text/event-stream")
+        self.ended = ended
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.ended()
 
 
 @dataclass(frozen=True)
@@ -61,7 +86,9 @@ class IngressOptions:
 class Ingress:
     """Routes, admission and the two kinds of key."""
 
-    def __init__(self, options: IngressOptions, encoders: Any, decoder: Any, controller: Any) -> None:
+    def __init__(
+        self, options: IngressOptions, encoders: dict[str, Any], decoder: Any, controller: Any
+    ) -> None:
         config = options.config
         self.options = options
         self.decoder = decoder
@@ -69,9 +96,7 @@ class Ingress:
         self.front = ChatFront(
             options.family,
             options.identity,
-            dict(zip(("vision", "audio"), encoders, strict=False))
-            if not isinstance(encoders, dict)
-            else encoders,
+            encoders,
             decoder,
             MediaFetcher(options.fetch, options.limits),
             options.limits,
@@ -99,17 +124,14 @@ class Ingress:
             if answer.events is None:
                 return Response(answer.body, status_code=answer.status, media_type="application/json")
             streaming = True
-            return StreamingResponse(self._counted(answer.events), media_type="text/event-stream")
+            return EventStream(answer, lambda: self._ended(answer))
         finally:
             if not streaming:
                 self.in_hand -= 1
 
-    async def _counted(self, events: AsyncIterator[str]) -> AsyncIterator[str]:
-        try:
-            async for event in events:
-                yield event
-        finally:
-            self.in_hand -= 1
+    def _ended(self, answer: Answer) -> None:
+        answer.cancel()
+        self.in_hand -= 1
 
     async def _body(self, raw: Request) -> dict[str, Any]:
         limit = self.options.config.max_body_bytes
@@ -120,12 +142,7 @@ class Ingress:
             if size > limit:
                 raise HttpError(413, f"the body is larger than {limit} bytes")
             chunks.append(chunk)
-        try:
-            request = json.loads(b"".join(chunks))
-        except (ValueError, RecursionError) as error:
-            raise HttpError(400, f"the body is not JSON: {error}") from error
-        if not isinstance(request, dict):
-            raise HttpError(400, "the body must be a JSON object")
+        request = parse_json(b"".join(chunks))
         model = request.get("model")
         if model is not None and model != self.options.model_name:
             raise HttpError(404, f"The model `{model}` does not exist.", "model")
@@ -177,6 +194,29 @@ class Ingress:
     async def live(self) -> Response:
         """The process answers."""
         return JSONResponse({"status": "ok"})
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The object in a body. Raises HttpError 400.
+
+    Strict where Python's parser is not: no NaN or Infinity, and no half of a surrogate pair, which is no
+    text and cannot even be sent back in an error.
+    """
+    try:
+        request = json.loads(body, parse_constant=_no_number)
+        if SURROGATE.search(body):
+            json.dumps(request, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise HttpError(400, "the body is not JSON: half of a surrogate pair") from None
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"the body is not JSON: {error}") from error
+    if not isinstance(request, dict):
+        raise HttpError(400, "the body must be a JSON object")
+    return request
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number")
 
 
 def _bearer(raw: Request) -> str:
