@@ -10,6 +10,9 @@ from ray import serve
 
 logger = logging.getLogger("ray.serve")
 
+AS_IT_SHOULD_BE = frozenset({"HEALTHY", "UPSCALING", "DOWNSCALING"})
+"""Serve's states of a deployment that serves; autoscaling is no fault of it."""
+
 
 @dataclass(frozen=True)
 class Health:
@@ -54,12 +57,10 @@ class Readiness:
         while True:
             try:
                 status = await asyncio.to_thread(serve.status)
+                seen = status.applications[self.app_name].deployments
+                self.health = look(self.health, seen, self.deployments)
             except Exception as error:  # Serve's controller restarts; the next look will tell
-                logger.warning("cannot read Serve's status: %s", error)
-            else:
-                self.health = look(
-                    self.health, status.applications[self.app_name].deployments, self.deployments
-                )
+                logger.warning("cannot read Serve's status: %r", error)
             await asyncio.sleep(self.period_s)
 
 
@@ -73,7 +74,7 @@ def look(before: Health, deployments: Mapping[str, Any], wanted: tuple[str, ...]
         running[name] = int(states.get("RUNNING", 0))
         if info is None:
             parts[name] = "not deployed"
-        elif info.status != "HEALTHY":
+        elif info.status not in AS_IT_SHOULD_BE:
             detail = ", ".join(f"{count} {str(state).lower()}" for state, count in states.items() if count)
             parts[name] = (
                 f"{str(getattr(info.status, 'value', info.status)).lower()}: {detail or 'no replica'}"
