@@ -1,5 +1,6 @@
 """Chat requests and their answers, in the form that parity is judged by."""
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -74,3 +75,15 @@ def _joined(chunks: Iterable[Any]) -> Said:
             tokens += [entry.token for entry in (choice.logprobs.content if choice.logprobs else [])]
             reason = choice.finish_reason or reason
     return Said("".join(words), tuple(tokens), prompt_tokens, reason)
+
+
+async def ask_crowd(base_url: str, requests: list[Any], at_once: int, max_tokens: int = 24) -> list[Said]:
+    """Every request's answer, at most ``at_once`` in hand."""
+    gate = asyncio.Semaphore(at_once)
+    async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=120) as api:
+
+        async def one(request: Any) -> Said:
+            async with gate:
+                return await ask_async(api, request, max_tokens)
+
+        return await asyncio.gather(*map(one, requests))

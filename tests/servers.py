@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import yaml
+from openai import OpenAI
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = {"max_model_len": 8192, "gpu_memory_utilization": 0.12, "block_size": 32, "max_num_seqs": 32}
@@ -92,14 +93,23 @@ class Server:
         return left
 
 
+def client(server: "Server") -> OpenAI:
+    """The official client, which must not try again by itself: we want to see every failure."""
+    return OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
 def app_config(
-    port: int, args: dict[str, Any] | None = None, deployments: dict[str, Any] | None = None
+    port: int,
+    args: dict[str, Any] | None = None,
+    deployments: dict[str, Any] | None = None,
+    source: str = "serve_config.yaml",
 ) -> dict[str, Any]:
-    """``serve_config.yaml`` on another port with some arguments and deployment overrides changed."""
-    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    """A config of ours on another port with some arguments and deployment overrides changed."""
+    config = yaml.safe_load((ROOT / source).read_text())
     config["http_options"]["port"] = port
     app = config["applications"][0]
-    app["args"]["decoder"]["engine_args"] = {**app["args"]["decoder"]["engine_args"], **ENGINE}
+    if source == "serve_config.yaml":
+        app["args"]["decoder"]["engine_args"] = {**app["args"]["decoder"]["engine_args"], **ENGINE}
     app["args"].update(args or {})
     for override in app["deployments"]:
         override.update((deployments or {}).get(override["name"], {}))
@@ -115,17 +125,18 @@ def running_app(
     import_path: str | None = None,
     env: dict[str, str] | None = None,
     timeout_s: float = 240,
+    source: str = "serve_config.yaml",
 ) -> Iterator[Server]:
     """Our application on a Ray cluster of its own."""
     port = free_port()
-    config = app_config(port, args, deployments)
+    config = app_config(port, args, deployments, source)
     if import_path is not None:
         config["applications"][0]["import_path"] = import_path
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config))
-    serve = str(Path(sys.executable).with_name("serve"))
+    serve = [sys.executable, "-m", "ray.serve.scripts"]
     environment = {"RAY_ADDRESS": "local", "PYTHONPATH": str(ROOT), **(env or {})}
-    server = Server([serve, "run", str(path)], f"http://127.0.0.1:{port}", folder / "app.log", environment)
+    server = Server([*serve, "run", str(path)], f"http://127.0.0.1:{port}", folder / "app.log", environment)
     try:
         server.wait_ready(timeout_s)
         yield server
@@ -135,7 +146,12 @@ def running_app(
 
 @contextlib.contextmanager
 def running_undivided(
-    folder: Path, model: str, dtype: str = "float32", name: str = "graphserve-toy", timeout_s: float = 180
+    folder: Path,
+    model: str,
+    dtype: str = "float32",
+    name: str = "graphserve-toy",
+    timeout_s: float = 180,
+    engine: dict[str, Any] | None = None,
 ) -> Iterator[Server]:
     """vLLM's own OpenAI server with the whole model.
 
@@ -150,7 +166,7 @@ def running_undivided(
         "--limit-mm-per-prompt", '{"image": 16, "audio": 16}',
         "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
     ]  # fmt: skip
-    for option, value in ENGINE.items():
+    for option, value in (ENGINE if engine is None else engine).items():
         command += [f"--{option.replace('_', '-')}", str(value)]
     server = Server(command, f"http://127.0.0.1:{port}", folder / "undivided.log", {})
     try:

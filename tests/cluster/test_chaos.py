@@ -18,9 +18,8 @@ import pytest
 from tests import media
 from tests.asking import Said, ask, text, user
 from tests.chaos_app import SCRIPT_VARIABLE, say
-from tests.cluster.conftest import client
 from tests.load import Load
-from tests.servers import Server, running_app
+from tests.servers import Server, client, running_app
 
 ADMIN = {"Authorization": "Bearer admin-secret"}
 SIZES = ((90, 70), (70, 90), (120, 60))

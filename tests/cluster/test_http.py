@@ -10,8 +10,7 @@ import pytest
 
 from tests import media
 from tests.asking import MODEL, ask, text, user
-from tests.cluster.conftest import client
-from tests.servers import Server
+from tests.servers import Server, client
 
 
 def post(server: Server, body: Any) -> httpx.Response:
