@@ -54,6 +54,7 @@ class GraphController:
         self.decoders: list[dict[str, Any]] = []
         self._loop_task: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def check_health(self) -> None:
         """Start the supervising loop inside the event loop; a loop that ended is a failed controller."""
@@ -71,12 +72,14 @@ class GraphController:
                 logger.exception("a pass of the controller failed")
             await asyncio.sleep(self.options.period_s)
 
-    async def step(self, extra: tuple[ReplicaReport, ...] = ()) -> None:
-        """One pass. ``extra`` are reports that came by themselves."""
-        reports, alive = await self._collect()
+    async def step(self) -> None:
+        """One pass."""
+        await self._act(*await self._collect())
+
+    async def _act(self, reports: tuple[ReplicaReport, ...], alive: set[str] | None) -> None:
         async with self._lock:
             now_s = time.time()
-            snapshot = self._snapshot((*reports, *extra), alive, now_s)
+            snapshot = self._snapshot(reports, alive, now_s)
             decisions = decide(snapshot, now_s, self.options.policy)
             recycles = self._record(decisions, now_s)
         await self._enact(recycles)
@@ -91,17 +94,21 @@ class GraphController:
         return reports, await asyncio.to_thread(self._alive)
 
     async def _ask(self, deployment: str, method: str) -> list[Any]:
-        handle = self.handles.get(deployment)
-        if handle is None:
-            handle = self.handles[deployment] = serve.get_deployment_handle(deployment, self.app_name)
         try:
-            answers = await handle.broadcast(method).results_async(
-                timeout_s=self.options.period_s * 5, return_exceptions=True
+            answers = (
+                await self._handle(deployment)
+                .broadcast(method)
+                .results_async(timeout_s=self.options.period_s * 5, return_exceptions=True)
             )
         except Exception as error:  # a deployment with no running replica has nothing to say
             logger.debug("no reports from %s: %s", deployment, error)
             return []
         return [answer for answer in answers if not isinstance(answer, Exception)]
+
+    def _handle(self, deployment: str) -> Any:
+        if deployment not in self.handles:
+            self.handles[deployment] = serve.get_deployment_handle(deployment, self.app_name)
+        return self.handles[deployment]
 
     def _alive(self) -> set[str] | None:
         from deployments.serve_view import replica_ids
@@ -155,7 +162,7 @@ class GraphController:
         for recycle in recycles:
             try:
                 await asyncio.wait_for(
-                    self.handles[recycle.deployment]
+                    self._handle(recycle.deployment)
                     .broadcast("leave_if_you_are", recycle.replica_id, recycle.reason)
                     .results_async(timeout_s=2, return_exceptions=True),
                     5,
@@ -183,9 +190,19 @@ class GraphController:
         return {"graphs_enabled": orders.graphs_enabled, "warm_keys": list(orders.warm_keys)}
 
     async def replica_failed(self, report: ReplicaReport) -> None:
-        """A replica declares itself failed: look at once instead of at the next period."""
+        """A replica declares itself failed: decide at once instead of at the next period.
+
+        The answer comes before the deed, for a replica takes a late answer for a dead controller.
+        """
         logger.error("replica %s says it failed: %s", report.replica_id, report.failure)
-        await self.step((report,))
+        task = asyncio.get_running_loop().create_task(self._act((report,), None), name="replica-failed")
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the controller could not act on a failed replica", exc_info=error)
 
     async def request_recycle(self, replica_id: str, reason: str) -> dict[str, str]:
         """Ask for one replica to be replaced by hand; the policy decides when."""
