@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import threading
+import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from policies.limits import MediaLimits
 
 logger = logging.getLogger("ray.serve")
 
+START_TIMEOUT_S = 180.0
+"""Longest start of all workers, imports and processor included."""
+
 
 @dataclass(frozen=True)
 class PoolOptions:
@@ -33,12 +37,18 @@ class PoolOptions:
 
 
 class PreprocessPool:
-    """A pool of worker processes that is made again when one of them dies or hangs."""
+    """A pool of worker processes that is made again when one of them dies or hangs.
+
+    An item is handed over only when a worker is free, so that its time limit measures the item and not
+    the queue, and it is watched to its end even when its caller has gone.
+    """
 
     def __init__(self, family: Family, encoder: str, spec: EncoderModelSpec, options: PoolOptions) -> None:
         self._initargs = (family, encoder, spec, options.limits)
         self._options = options
+        self._free = asyncio.Semaphore(options.workers)
         self._executor = self._make()
+        self._warm: asyncio.Task[None] | None = None
 
     def _make(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
@@ -49,10 +59,18 @@ class PreprocessPool:
         )
 
     async def warm(self) -> None:
-        """Return when every worker has loaded its processor."""
+        """Return when every worker has loaded its processor. Raises when one cannot."""
+        if self._warm is None:
+            self._warm = asyncio.create_task(self._start_workers(self._executor), name="preprocess-warm")
+        await asyncio.shield(self._warm)
+
+    async def _start_workers(self, executor: ProcessPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
-        jobs = [loop.run_in_executor(self._executor, _ping) for _ in range(self._options.workers)]
-        await asyncio.gather(*jobs)
+        started: set[int] = set()
+        async with asyncio.timeout(START_TIMEOUT_S):
+            while len(started) < self._options.workers:
+                jobs = [loop.run_in_executor(executor, _ping) for _ in range(self._options.workers)]
+                started.update(await asyncio.gather(*jobs))
 
     async def run(self, data: bytes) -> EncoderInputs:
         """Prepare one item.
@@ -61,26 +79,45 @@ class PreprocessPool:
             ClientError: the media is bad, or took longer than the item's time limit.
             TransientError: the worker died; the item may be tried elsewhere.
         """
+        await self._free.acquire()
+        item = asyncio.create_task(self._prepare(data), name="preprocess-item")
+        item.add_done_callback(self._done)
+        return await asyncio.shield(item)
+
+    def _done(self, item: "asyncio.Task[EncoderInputs]") -> None:
+        self._free.release()
+        if not item.cancelled():
+            item.exception()  # looked at, for the caller may have gone
+
+    async def _prepare(self, data: bytes) -> EncoderInputs:
         executor = self._executor
         try:
+            await self.warm()  # after the workers were replaced, the next item waits for the new ones
+            executor = self._executor
             job = asyncio.wrap_future(executor.submit(_prepare, data))
+        except (BrokenProcessPool, RuntimeError, TimeoutError):
+            self._replace(executor)
+            raise TransientError("no preprocessing worker could be started") from None
+        try:
             return await asyncio.wait_for(job, self._options.item_timeout_s)
         except TimeoutError:
-            self._replace(executor, kill=True)
+            self._replace(executor)
             raise ClientError(
                 f"preparing this part took longer than {self._options.item_timeout_s:g} s",
                 code="media_timeout",
             ) from None
         except BrokenProcessPool:
-            self._replace(executor, kill=False)
+            self._replace(executor)
             raise TransientError("a preprocessing worker died") from None
 
-    def _replace(self, executor: ProcessPoolExecutor, *, kill: bool) -> None:
+    def _replace(self, executor: ProcessPoolExecutor) -> None:
+        """End these workers, whatever they are at, and have new ones started."""
         if executor is not self._executor:
             return  # another item's failure already did
         logger.warning("preprocessing workers are started anew")
+        workers = list((executor._processes or {}).values())
         self._executor = self._make()
-        workers = list((executor._processes or {}).values()) if kill else []
+        self._warm = None
         executor.shutdown(wait=False, cancel_futures=False)
         for worker in workers:
             worker.kill()
@@ -115,6 +152,7 @@ def _end_with_parent() -> None:
 
 
 def _ping() -> int:
+    time.sleep(0.02)  # long enough that the others get theirs
     return os.getpid()
 
 
