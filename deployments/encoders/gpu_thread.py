@@ -43,11 +43,21 @@ class GpuThread:
         return loaded
 
     def warm(self, keys: Sequence[str]) -> None:
-        """Run stand-ins of each media key until its graphs are captured."""
+        """Run stand-ins of each media key until its graphs are captured.
+
+        A key that fails in passing (a shape too large for the memory left) is skipped: it must not keep
+        the replica from starting. Raises when the adapter is terminal.
+        """
         calls = getattr(self.options.graphs, "min_capture_calls", 1)
         for key in keys:
-            stand_in = self.family.stand_in(self.spec.encoder, key)
-            hits = [self.encode([stand_in])[1] for _ in range(calls)]
+            try:
+                stand_in = self.family.stand_in(self.spec.encoder, key)
+                hits = [self.encode([stand_in])[1] for _ in range(calls)]
+            except Exception as error:
+                if self.failure is not None:
+                    raise
+                logger.warning("not warmed for %s: %r", key, error)
+                continue
             if hits[-1]:
                 self.warmed.append(key)
 

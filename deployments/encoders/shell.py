@@ -11,18 +11,16 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
-
-import ray
-from ray import serve
 
 from deployments.encoders.preprocess_pool import PoolOptions, PreprocessPool
 from deployments.errors import ClientError, TerminalError, TransientError
 from deployments.families.base import EncoderInputs, EncoderSpec, Family
 from deployments.messages import EncodeReceipt, MediaItem, embedding_to_message
+from deployments.serve_view import ReplicaPlace
 from deployments.upstream.encoder_model import EncoderModelSpec
 from policies.lifecycle import Lifecycle, ReplicaState
 from policies.stats import GraphStats, ReplicaReport
@@ -53,17 +51,33 @@ class _Job:
     queued_at_s: float = field(default_factory=time.monotonic)
 
 
+def _gpu_thread(*args: Any, **kwargs: Any) -> Any:
+    """Imports torch and vLLM, so not before it is needed."""
+    from deployments.encoders.gpu_thread import GpuThread
+
+    return GpuThread(*args, **kwargs)
+
+
 class EncoderShell:
     """Base of ``VisionEncoder`` and ``AudioEncoder``."""
 
     encoder: str  # "vision" or "audio", set by the subclass
 
-    def __init__(self, options: EncoderOptions, family: Family, controller: Any = None) -> None:
-        context = serve.get_replica_context()
-        self.replica_id = context.replica_id.unique_id
-        self.deployment = context.deployment
+    def __init__(
+        self,
+        options: EncoderOptions,
+        family: Family,
+        controller: Any = None,
+        *,
+        place: ReplicaPlace | None = None,
+        pool: PreprocessPool | None = None,
+        make_engine: Callable[..., Any] | None = None,
+    ) -> None:
+        place = place or ReplicaPlace.current()
+        self.replica_id = place.replica_id
+        self.deployment = place.deployment
+        self.node_id = place.node_id
         self.start_id = uuid.uuid4().hex
-        self.node_id = ray.get_runtime_context().get_node_id()
         self.options = options
         self.family = family
         self.controller = controller
@@ -72,7 +86,8 @@ class EncoderShell:
         self.graphs_enabled = bool(options.graphs.enabled)
         self.failure: str | None = None
         self.modules: tuple[str, ...] = ()
-        self.pool = PreprocessPool(family, self.encoder, options.spec, options.pool)
+        self.pool = pool or PreprocessPool(family, self.encoder, options.spec, options.pool)
+        self.make_engine = make_engine or _gpu_thread
         self.worker = ThreadPoolExecutor(1, thread_name_prefix=f"{self.encoder}-gpu")
         self.engine: Any = None
         self.queue: collections.deque[_Job] = collections.deque()
@@ -86,6 +101,7 @@ class EncoderShell:
         self._started: asyncio.Future[None] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
+        self._failing: asyncio.Future[None] | None = None
 
     # ---- life ----
 
@@ -94,21 +110,22 @@ class EncoderShell:
         logger.info("encoder replica %s is %s: %s", self.replica_id, target.value, why)
 
     async def _start(self) -> None:
-        from deployments.encoders.gpu_thread import GpuThread
-
         orders = await self._start_orders()
         self.graphs_enabled = self.graphs_enabled and orders["graphs_enabled"]
         loop = asyncio.get_running_loop()
         self._move(ReplicaState.WARMING, f"graphs {'on' if self.graphs_enabled else 'off'}")
-        self.engine = GpuThread(self.family, self.spec, self.options, graphs_enabled=self.graphs_enabled)
+        self.engine = self.make_engine(
+            self.family, self.spec, self.options, graphs_enabled=self.graphs_enabled
+        )
         workers = asyncio.ensure_future(self.pool.warm())
         try:
             self.modules = await loop.run_in_executor(self.worker, self.engine.load)
             await loop.run_in_executor(self.worker, self.engine.warm, tuple(orders["warm_keys"]))
+            await workers
         except Exception as error:
+            workers.cancel()
             await self._fail(error)
             raise
-        await workers
         self.captured_media.update(dict.fromkeys(self.engine.warmed))
         self._pump = asyncio.create_task(self._run_batches(), name=f"{self.encoder}-batches")
         self._pump.add_done_callback(self._pump_ended)
@@ -145,9 +162,10 @@ class EncoderShell:
             self.leave("failed, and the controller is silent")
 
     def _pump_ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.failure = f"the batch loop ended: {task.exception()!r}"
-            logger.error("%s", self.failure)
+        """Nobody would take what waits in the queue: the end of the loop is the end of the replica."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the batch loop ended", exc_info=error)
+            self._failing = asyncio.ensure_future(self._fail(error))
 
     async def leave_if_you_are(self, replica_id: str, reason: str) -> bool:
         """Broadcast by the controller: the named replica takes no new work, finishes and exits.
@@ -214,37 +232,41 @@ class EncoderShell:
         self.idle.clear()
         try:
             begun = time.monotonic()
-            try:
-                inputs = await self.pool.run(item.data)
-            except ClientError as error:
-                yield error
-                return
-            preprocessed_s = time.monotonic() - begun
-            if self.failure is not None:
-                raise TerminalError(self.failure, self.replica_id)
-            job = _Job(inputs, asyncio.get_running_loop().create_future())
-            self.queue.append(job)
-            self.wake.set()
+            inputs = await self.pool.run(item.data)
+            preprocess_s = time.monotonic() - begun
+            job = self._queue(inputs)
             tensor, hit, batch, queue_s, encode_s = await job.done
+            message = embedding_to_message(
+                tensor, uuid=item.uuid, encoder=self.encoder, metadata=inputs.metadata
+            )
+            yield EncodeReceipt(
+                uuid=item.uuid,
+                encoder=self.encoder,
+                replica_id=self.replica_id,
+                shape_key=inputs.shape_key,
+                tokens=len(message.data),
+                bytes=message.data.nbytes,
+                outcome="hit" if hit else "miss",
+                batch_size=batch,
+                preprocess_s=preprocess_s,
+                queue_s=queue_s,
+                encode_s=encode_s,
+            )
+            yield message
+        except ClientError as error:
+            yield error
         finally:
             self.pending -= 1
             if not self.pending:
                 self.idle.set()
-        message = embedding_to_message(tensor, uuid=item.uuid, encoder=self.encoder, metadata=inputs.metadata)
-        yield EncodeReceipt(
-            uuid=item.uuid,
-            encoder=self.encoder,
-            replica_id=self.replica_id,
-            shape_key=inputs.shape_key,
-            tokens=len(message.data),
-            bytes=message.data.nbytes,
-            outcome="hit" if hit else "miss",
-            batch_size=batch,
-            preprocess_s=preprocessed_s,
-            queue_s=queue_s,
-            encode_s=encode_s,
-        )
-        yield message
+
+    def _queue(self, inputs: EncoderInputs) -> _Job:
+        if self.failure is not None:
+            raise TerminalError(self.failure, self.replica_id)
+        job = _Job(inputs, asyncio.get_running_loop().create_future())
+        self.queue.append(job)
+        self.wake.set()
+        return job
 
     def _refuse_unless_ready(self) -> None:
         if self.failure is not None:
@@ -283,6 +305,8 @@ class EncoderShell:
             tensors, hit = await asyncio.get_running_loop().run_in_executor(
                 self.worker, self.engine.encode, [job.inputs for job in batch]
             )
+            if len(tensors) != len(batch):
+                raise RuntimeError(f"{len(tensors)} embeddings of {len(batch)} items")
         except Exception as error:
             await self._batch_failed(batch, error)
             return

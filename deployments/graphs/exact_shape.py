@@ -104,7 +104,8 @@ class ExactShapeGraphs:
 
     def hits_by_graph(self) -> dict[str, int]:
         """Replays of each held graph, the one right after its capture included."""
-        return {self._names[key]: hits for key, hits in self._hits.items()}
+        names = tuple(self._names.items())  # at once, for the owner may be adding one on its thread
+        return {name: self._hits[key] for key, name in names}
 
     def _decide(self, inputs: Inputs, batch_size: int) -> tuple[Decision, Hashable]:
         facts = self._backend.facts(inputs, batch_size)
