@@ -1,0 +1,149 @@
+"""What each hop of a request costs: over HTTP from outside, and an encode from inside Ray.
+
+A hop is the difference between two requests that are equal up to it.
+"""
+
+import asyncio
+import http.client
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from app.build import build
+from app.config import AppConfig
+from tests.servers import app_config, free_port
+
+TOKENS = 65
+"""Length of the long answer; its first token is the short answer, so 64 more make the difference."""
+
+UNCOUNTED = 3
+"""Encodes before the first that counts."""
+
+Samples = dict[str, list[float]]
+
+
+def over_http(ours: str, undivided: str, model: str, count: int) -> Samples:
+    """Milliseconds of each kind of request, the kinds in turns, on connections that stay open."""
+    a, b = _Connection(ours), _Connection(undivided)
+    long_count = max(1, count // 10)
+    kinds: dict[str, Callable[[], Any]] = {
+        "GET /-/healthz (Serve's proxy)": lambda: a.get("/-/healthz"),
+        "GET /health/live (proxy, Ingress)": lambda: a.get("/health/live"),
+        "GET /v1/models (proxy, Ingress, Decoder)": lambda: a.get("/v1/models"),
+        "GET /health, undivided": lambda: b.get("/health"),
+        "GET /v1/models, undivided": lambda: b.get("/v1/models"),
+        "chat, 1 token": lambda: a.chat(model, 1),
+        "chat, 1 token, undivided": lambda: b.chat(model, 1),
+    }
+    long_kinds: dict[str, Callable[[], Any]] = {
+        f"chat, {TOKENS} tokens streamed": lambda: a.chat(model, TOKENS, stream=True),
+        f"chat, {TOKENS} tokens streamed, undivided": lambda: b.chat(model, TOKENS, stream=True),
+    }
+    return {**_in_turns(kinds, count), **_in_turns(long_kinds, long_count)}
+
+
+def _in_turns(kinds: dict[str, Callable[[], Any]], count: int) -> Samples:
+    samples: Samples = defaultdict(list)
+    for number in range(count + 1):
+        for name, call in kinds.items():
+            begun = time.perf_counter()
+            call()
+            if number:  # the first of each opens the connection
+                samples[name].append((time.perf_counter() - begun) * 1e3)
+    return dict(samples)
+
+
+class _Connection:
+    """One kept connection; http.client costs the client the least."""
+
+    def __init__(self, base_url: str) -> None:
+        parts = urlsplit(base_url)
+        self.connection = http.client.HTTPConnection(str(parts.hostname), parts.port, timeout=60)
+
+    def get(self, path: str) -> bytes:
+        self.connection.request("GET", path)
+        return self._body()
+
+    def chat(self, model: str, tokens: int, stream: bool = False) -> bytes:
+        body = {
+            "model": model,
+            "messages": [{"role": "user", "content": "What do you see?"}],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": stream,
+        }
+        headers = {"Content-Type": "application/json"}
+        self.connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        return self._body()
+
+    def _body(self) -> bytes:
+        response = self.connection.getresponse()
+        data = response.read()
+        if response.status != 200:
+            raise RuntimeError(f"status {response.status}: {data[:500]!r}")
+        return data
+
+
+def encode_stages(model: str, count: int, side: int) -> Samples:
+    """Milliseconds of encoding new pictures one after the other, by stage, called as the Ingress calls.
+
+    Starts the application once more, inside this process, for only a member of its Ray can hold a handle.
+    What the stages do not explain is the hop.
+    """
+    import ray
+    from ray import serve
+
+    config = app_config(free_port())
+    app = config["applications"][0]
+    ray.init(address="local", runtime_env=app["runtime_env"], log_to_driver=False, logging_level="ERROR")
+    try:
+        serve.start(http_options=config["http_options"], logging_config={"log_level": "ERROR"})
+        serve.run(build(AppConfig(**app["args"])), name="graphserve")
+        handle = serve.get_deployment_handle("VisionEncoder", "graphserve")
+        return asyncio.run(_encode_all(handle.options(stream=True, _by_reference=True), model, count, side))
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+async def _encode_all(handle: Any, model: str, count: int, side: int) -> Samples:
+    samples: Samples = defaultdict(list)
+    for number in range(count + UNCOUNTED):
+        stages = await _encode_once(handle, model, side, number)
+        for name, value in stages.items() if number >= UNCOUNTED else ():
+            samples[f"encode of {side} x {side}: {name}"].append(value * 1e3)
+    return dict(samples)
+
+
+async def _encode_once(handle: Any, model: str, side: int, number: int) -> dict[str, float]:
+    from PIL import Image
+
+    from deployments.families.registry import load_family
+    from deployments.messages import EncodeReceipt, MediaItem
+
+    pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG")
+    key = load_family(model).media_key("vision", buffer.getvalue())
+    item = MediaItem(buffer.getvalue(), key, uuid=f"bench-{number}")
+    begun = time.perf_counter()
+    refs = await handle.encode.remote(item, shape_key=key)._to_object_ref_gen()
+    receipt = await (await refs.__anext__())
+    if not isinstance(receipt, EncodeReceipt):
+        raise TypeError(f"no receipt but {receipt!r}")
+    await refs.__anext__()
+    await anext(refs, None)
+    total = time.perf_counter() - begun
+    stages = {
+        "preprocessing": receipt.preprocess_s,
+        "queue": receipt.queue_s,
+        "encoder": receipt.encode_s,
+    }
+    return {**stages, "hop and hand-over": total - sum(stages.values()), "whole call": total}
