@@ -40,6 +40,7 @@ class Server:
 
     def __init__(self, command: list[str], base_url: str, log: Path, env: dict[str, str]) -> None:
         self.base_url = base_url
+        self.client: OpenAI | None = None
         self.log = log
         self._stream = log.open("wb")
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a background job; children inherit it
@@ -78,6 +79,8 @@ class Server:
 
     def stop(self) -> list[psutil.Process]:
         """End it as Ctrl-C does. Returns the processes that outlived it and were killed."""
+        if self.client is not None:
+            self.client.close()
         children = self.processes()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
@@ -95,7 +98,9 @@ class Server:
 
 def client(server: "Server") -> OpenAI:
     """The official client, which must not try again by itself: we want to see every failure."""
-    return OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=120)
+    if server.client is None:
+        server.client = OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=120)
+    return server.client
 
 
 def app_config(

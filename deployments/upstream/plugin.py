@@ -14,7 +14,10 @@ logger = logging.getLogger(__name__)
 
 def register() -> None:
     """Apply every patch whose fault is present. Safe to call again."""
+    from deployments.upstream.sinc_resample import fill_torchaudio
+
     mend_minicpmo_audio_embeds()
+    fill_torchaudio()
 
 
 def mend_minicpmo_audio_embeds() -> None:
