@@ -19,7 +19,7 @@ TEXT_TYPES = {
 TEXT_EXTRAS = ("annotations", "cache_control", "closed", "logprobs", "signature")
 """Keys that other APIs put into such parts and that upstream passes over."""
 FORBIDDEN_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
-AUDIO_FORMATS = frozenset({"wav", "mp3", "flac", "ogg"})
+AUDIO_FORMATS = ("flac", "mp3", "ogg", "wav")
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def _audio_data(value: Any, param: str) -> str:
     if not isinstance(value, dict) or not isinstance(value.get("data"), str):
         raise HttpError(400, "input_audio must hold data (base64) and format", param)
     if value.get("format") not in AUDIO_FORMATS:
-        raise HttpError(400, f"format must be one of {', '.join(sorted(AUDIO_FORMATS))}", f"{param}.format")
+        raise HttpError(400, f"format must be one of {', '.join(AUDIO_FORMATS)}", f"{param}.format")
     data: str = value["data"]
     return data
 
