@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from multiprocessing import connection
 from typing import Any
 
 from deployments.errors import ClientError, TransientError
-from deployments.families.base import EncoderInputs, Family, Preprocessor
+from deployments.families.base import EncoderInputs, Family
 from deployments.upstream.encoder_model import EncoderModelSpec
 from policies.limits import MediaLimits
 
@@ -43,8 +44,15 @@ class PreprocessPool:
     the queue, and it is watched to its end even when its caller has gone.
     """
 
-    def __init__(self, family: Family, encoder: str, spec: EncoderModelSpec, options: PoolOptions) -> None:
-        self._initargs = (family, encoder, spec, options.limits)
+    def __init__(
+        self,
+        family: Family,
+        encoder: str,
+        spec: EncoderModelSpec,
+        options: PoolOptions,
+        make_work: "MakeWork | None" = None,
+    ) -> None:
+        self._initargs = (make_work or upstream_work, family, encoder, spec, options.limits)
         self._options = options
         self._free = asyncio.Semaphore(options.workers)
         self._executor = self._make()
@@ -127,21 +135,29 @@ class PreprocessPool:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-_preprocessor: Preprocessor | None = None
-_decode: Any = None
+Work = Callable[[bytes], EncoderInputs]
+MakeWork = Callable[[Family, str, EncoderModelSpec, MediaLimits], Work]
+
+_work: Work | None = None
 
 
-def _start_worker(family: Family, encoder: str, spec: EncoderModelSpec, limits: MediaLimits) -> None:
-    global _preprocessor, _decode
-    threading.Thread(target=_end_with_parent, daemon=True, name="end-with-parent").start()
+def upstream_work(family: Family, encoder: str, spec: EncoderModelSpec, limits: MediaLimits) -> Work:
+    """What a worker does with an item: decode it within the limits, prepare it as upstream does."""
     import torch
 
     from deployments.encoders import media_decode
     from deployments.upstream.encoder_model import encoder_config
 
     torch.set_num_threads(1)
-    _preprocessor = family.preprocessor(encoder, encoder_config(spec))
-    _decode = media_decode.decoder(spec.modality, limits)
+    preprocess = family.preprocessor(encoder, encoder_config(spec))
+    decode = media_decode.decoder(spec.modality, limits)
+    return lambda data: preprocess(decode(data))
+
+
+def _start_worker(make_work: MakeWork, *args: Any) -> None:
+    global _work
+    threading.Thread(target=_end_with_parent, daemon=True, name="end-with-parent").start()
+    _work = make_work(*args)
 
 
 def _end_with_parent() -> None:
@@ -157,5 +173,5 @@ def _ping() -> int:
 
 
 def _prepare(data: bytes) -> EncoderInputs:
-    assert _preprocessor is not None
-    return _preprocessor(_decode(data))
+    assert _work is not None
+    return _work(data)
