@@ -85,7 +85,6 @@ def minicpmo(dims: Dimensions, dtype: torch.dtype, device: str) -> Any:
         encoder_attention_heads=dims.audio_heads, encoder_ffn_dim=4 * dims.audio_width,
         max_source_positions=1500,
     )  # fmt: skip
-    audio._attn_implementation = "sdpa"
     config = SimpleNamespace(
         vision_config=vision, audio_config=audio, hidden_size=dims.hidden, query_num=64,
         drop_vision_last_layer=False, audio_pool_step=5, audio_chunk_length=1.0,

@@ -72,13 +72,16 @@ def plan(item_tokens: Sequence[int], budgets: Sequence[int], max_items: int) -> 
     return Plan(tuple(batches))
 
 
-def graphs_lose(replayed: Sequence[int], tokens: int, launch_bound_tokens: int) -> bool:
+def graphs_lose(
+    replayed: Sequence[int], tokens: int, *, launch_bound_tokens: float = 0, fixed_tokens: float = 0
+) -> bool:
     """Whether replaying these budgets costs more than one eager run of ``tokens``.
 
-    Measured: an eager run is bound by launches up to ``launch_bound_tokens`` and grows with its tokens
-    from there; replays grow with the tokens of their budgets, padding included.
+    Costs in tokens: a replay costs its budget, padding included, and ``fixed_tokens``; an eager run the
+    same of its real tokens, but never less than ``launch_bound_tokens``, for the host launches no faster.
     """
-    return sum(replayed) > max(tokens, launch_bound_tokens)
+    replays = sum(budget + fixed_tokens for budget in replayed)
+    return replays > max(tokens + fixed_tokens, launch_bound_tokens)
 
 
 def _fit(tokens: int, budgets: Sequence[int]) -> int | None:

@@ -14,8 +14,11 @@ from deployments.graphs.cuda import CudaBackend
 from policies.admission import BudgetOptions
 from policies.budgets import default_budgets
 
-LAUNCH_BOUND_TILES = 3
-"""Up to this many tiles an eager run takes as long as one tile, for the host is the slower."""
+LAUNCH_BOUND_TILES = 5
+"""Up to this many tiles an eager run takes as long as one, for the host is the slower (H200)."""
+
+FIXED_TILES = 0.5
+"""What a replay costs beside its tiles, in tiles: small ones do not fill the card (H200)."""
 
 
 def vision_core(model: Any, options: BudgetOptions, device: torch.device | str) -> "VisionCore":
@@ -46,6 +49,7 @@ def vision_core(model: Any, options: BudgetOptions, device: torch.device | str) 
         CudaBackend(device),
         lambda may_capture: BudgetGraphs(model, forward, config, device, function.dtype, may_capture),
         launch_bound_tokens=LAUNCH_BOUND_TILES * chunk_tokens,
+        fixed_tokens=FIXED_TILES * chunk_tokens,
     )
     return VisionCore(model, adapter, function)
 

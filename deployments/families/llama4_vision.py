@@ -24,6 +24,12 @@ class TileFunction:
         table = attention.rotary_emb.cos_sin_cache  # complex64, (patches + 1, 1, dim / 2)
         table = torch.view_as_real(table.flatten(0, -2)).to(self.device)
         self.cos, self.sin = (part.contiguous() for part in table.unbind(-1))
+        layers = self.vision.model.layers
+        self._biases = kernels.bias_sums(
+            [linear for layer in layers for linear in (layer.self_attn.o_proj, layer.mlp.fc2)],
+            [norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+            + [self.vision.layernorm_post],
+        )
 
     @property
     def device(self) -> torch.device:
@@ -55,21 +61,17 @@ class TileFunction:
         return vision.layernorm_pre(x + vision.positional_embedding_vlm.to(x.dtype))
 
     def _transform(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The layers; each residual add is joined with the norm that follows it."""
-        layers = list(self.vision.model.layers)
-        norms = [layer.input_layernorm for layer in layers[1:]] + [self.vision.layernorm_post]
-        normed = layers[0].input_layernorm(hidden)
-        for layer, next_norm in zip(layers, norms, strict=True):
+        """The layers over a residual stream that each adds to in place."""
+        starts = kernels.row_starts(hidden.shape[0], hidden.shape[1], hidden.device)
+        stream = kernels.ResidualStream(hidden, self._biases)
+        for layer in self.vision.model.layers:
             attention = layer.self_attn
-            qkv = kernels.apply(attention.qkv_proj, normed)
+            qkv = kernels.apply(attention.qkv_proj, stream.norm(layer.input_layernorm))
             qkv = kernels.rotate_query_key(qkv, self.cos, self.sin, self.heads)
-            mixed = kernels.full_attention(qkv, self.heads, self.scale)
-            hidden, normed = kernels.add_norm(
-                hidden, kernels.apply(attention.o_proj, mixed), layer.post_attention_layernorm
-            )
-            inner = F.gelu(kernels.apply(layer.mlp.fc1, normed))
-            hidden, normed = kernels.add_norm(hidden, kernels.apply(layer.mlp.fc2, inner), next_norm)
-        return normed
+            stream.add(attention.o_proj, kernels.full_attention(qkv, starts, self.heads, self.scale))
+            inner = kernels.linear_gelu(layer.mlp.fc1, stream.norm(layer.post_attention_layernorm), F.gelu)
+            stream.add(layer.mlp.fc2, inner)
+        return stream.norm(self.vision.layernorm_post)
 
     def _shuffle(self, states: torch.Tensor) -> torch.Tensor:
         """Upstream's pixel shuffle as one permutation: each 2 x 2 block of patches becomes one."""

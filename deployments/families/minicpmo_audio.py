@@ -27,7 +27,16 @@ class AudioFunction:
         self.pool_step = pool_step
         self.heads = apm.layers[0].self_attn.num_heads
         self.scale = apm.layers[0].self_attn.scaling
+        self.expand = kernels.expansion(str(apm.config.activation_function))
         self._qkv = [fuse_qkv(layer.self_attn) for layer in apm.layers]
+        # (out, in, 3) to (out, 3 * in), so that a window is a run of memory
+        self._second_weight = apm.conv2.weight.data.permute(0, 2, 1).flatten(1)
+        layers = apm.layers
+        self._biases = kernels.bias_sums(
+            [linear for layer in layers for linear in (layer.self_attn.out_proj, layer.fc2)],
+            [norm for layer in layers for norm in (layer.self_attn_layer_norm, layer.final_layer_norm)]
+            + [apm.layer_norm],
+        )
 
     @classmethod
     def of_model(cls, model: Any) -> "AudioFunction":
@@ -62,28 +71,37 @@ class AudioFunction:
         return self._project(hidden)
 
     def _embed(self, features: torch.Tensor) -> torch.Tensor:
-        x = F.gelu(self.apm.conv1(features))
-        x = F.gelu(self.apm.conv2(x)).permute(0, 2, 1)
-        return (x + self.apm.embed_positions.weight[: x.shape[1]]).contiguous()
+        """Both convolutions as matrix products over windows: (chunks, 80, frames) to (chunks, seq, width).
+
+        The first gives one position more on either side; set to zero, they are the second's padding.
+        """
+        first, second = self.apm.conv1, self.apm.conv2
+        windows = F.pad(features, (2, 2)).unfold(2, 3, 1).transpose(1, 2).flatten(2)
+        x = F.gelu(F.linear(windows, first.weight.flatten(1), first.bias))
+        x[:, 0] = 0
+        x[:, -1] = 0
+        chunks, frames, width = x.shape
+        seq = (frames - 3) // 2 + 1
+        windows = x.as_strided((chunks, seq, 3 * width), (frames * width, 2 * width, 1)).contiguous()
+        x = F.gelu(F.linear(windows, self._second_weight, second.bias))
+        return x + self.apm.embed_positions.weight[:seq]
 
     def _transform(self, hidden: torch.Tensor, key_lens: torch.Tensor) -> torch.Tensor:
-        """The layers; each residual add is joined with the norm that follows it."""
-        layers = list(self.apm.layers)
-        norms = [layer.self_attn_layer_norm for layer in layers[1:]] + [self.apm.layer_norm]
-        normed = layers[0].self_attn_layer_norm(hidden)
-        for layer, qkv, next_norm in zip(layers, self._qkv, norms, strict=True):
+        """The layers over a residual stream that each adds to in place."""
+        stream = kernels.ResidualStream(hidden, self._biases)
+        for layer, qkv in zip(self.apm.layers, self._qkv, strict=True):
             mixed = kernels.chunked_attention(
-                F.linear(normed, *qkv), key_lens, self.heads, self.scale, self.chunk
-            )
-            hidden, normed = kernels.add_norm(hidden, layer.self_attn.out_proj(mixed), layer.final_layer_norm)
-            inner = layer.activation_fn(layer.fc1(normed))
-            hidden, normed = kernels.add_norm(hidden, layer.fc2(inner), next_norm)
-        return normed
+                F.linear(stream.norm(layer.self_attn_layer_norm), *qkv),
+                key_lens, self.heads, self.scale, self.chunk,
+            )  # fmt: skip
+            stream.add(layer.self_attn.out_proj, mixed)
+            inner = self.expand(layer.fc1, stream.norm(layer.final_layer_norm), layer.activation_fn)
+            stream.add(layer.fc2, inner)
+        return stream.norm(self.apm.layer_norm)
 
     def _project(self, states: torch.Tensor) -> torch.Tensor:
         """Pooling moved before the second linear layer, which it commutes with: a fifth of the work."""
-        x = F.relu(self.projection.linear1(states))
-        pooled = F.avg_pool1d(x.transpose(1, 2), self.pool_step, self.pool_step).transpose(1, 2)
+        pooled = kernels.relu_pool(self.projection.linear1(states), self.pool_step)
         return self.projection.linear2(pooled)
 
 

@@ -24,8 +24,14 @@ class VisionFunction:
         attention = vpm.encoder.layers[0].self_attn
         self.heads = attention.num_heads_per_partition
         self.scale = attention.scale
-        self.tanh_gelu = "tanh" in str(getattr(vpm.config, "hidden_act", ""))
+        self.expand = kernels.expansion(str(vpm.config.hidden_act))
         self._query: torch.Tensor | None = None
+        layers = vpm.encoder.layers
+        self._biases = kernels.bias_sums(
+            [linear for layer in layers for linear in (layer.self_attn.out_proj, layer.mlp.fc2)],
+            [norm for layer in layers for norm in (layer.layer_norm1, layer.layer_norm2)]
+            + [vpm.post_layernorm],
+        )
 
     @property
     def device(self) -> torch.device:
@@ -66,23 +72,17 @@ class VisionFunction:
         return F.linear(patches, conv.weight.flatten(1), conv.bias)
 
     def _transform(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The layers; each residual add is joined with the norm that follows it."""
-        layers = list(self.vpm.encoder.layers)
-        norms = [layer.layer_norm1 for layer in layers[1:]] + [self.vpm.post_layernorm]
-        normed = layers[0].layer_norm1(hidden)
-        for layer, next_norm in zip(layers, norms, strict=True):
+        """The layers over a residual stream that each adds to in place."""
+        starts = kernels.row_starts(hidden.shape[0], hidden.shape[1], hidden.device)
+        stream = kernels.ResidualStream(hidden, self._biases)
+        for layer in self.vpm.encoder.layers:
             attention = layer.self_attn
-            mixed = kernels.full_attention(kernels.apply(attention.qkv_proj, normed), self.heads, self.scale)
-            hidden, normed = kernels.add_norm(
-                hidden, kernels.apply(attention.out_proj, mixed), layer.layer_norm2
-            )
-            hidden, normed = kernels.add_norm(hidden, self._mlp(layer.mlp, normed), next_norm)
-        return normed
-
-    def _mlp(self, mlp: Any, x: torch.Tensor) -> torch.Tensor:
-        if self.tanh_gelu:
-            return kernels.apply(mlp.fc2, kernels.linear_gelu_tanh(mlp.fc1, x))
-        return kernels.apply(mlp.fc2, mlp.activation_fn(kernels.apply(mlp.fc1, x)))
+            qkv = kernels.apply(attention.qkv_proj, stream.norm(layer.layer_norm1))
+            stream.add(attention.out_proj, kernels.full_attention(qkv, starts, self.heads, self.scale))
+            mlp = layer.mlp
+            inner = self.expand(mlp.fc1, stream.norm(layer.layer_norm2), mlp.activation_fn)
+            stream.add(mlp.fc2, inner)
+        return stream.norm(self.vpm.post_layernorm)
 
     def _resample(self, features: torch.Tensor, key_positions: torch.Tensor) -> torch.Tensor:
         """Cross attention of constant queries; keys and values in one product, positions added late."""

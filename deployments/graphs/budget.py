@@ -42,6 +42,9 @@ class BudgetBackend(Protocol):
     def facts(self, inputs: Mapping[str, Any], batch_size: int) -> CallFacts:
         """What decides eligibility."""
 
+    def usable(self) -> bool:
+        """Whether there is a device that has graphs at all."""
+
     def free_bytes(self) -> int:
         """Free memory of the device."""
 
@@ -67,16 +70,20 @@ class BudgetEncoderGraphs:
         options: BudgetOptions,
         backend: BudgetBackend,
         make_manager: Callable[[Callable[[], bool]], BudgetManager],
-        launch_bound_tokens: int = 0,
+        launch_bound_tokens: float = 0,
+        fixed_tokens: float = 0,
     ) -> None:
-        """``make_manager`` takes the question whether memory allows one more capture."""
+        """``make_manager`` takes the question whether memory allows one more capture.
+
+        The two token counts are the costs by which ``policies.budgets.graphs_lose`` judges a plan.
+        """
         self.encoder = encoder
         self.options = options
         self.failure: str | None = None
         self.leaked_bytes = 0
         self.manager = make_manager(self._memory_allows)
         self._backend = backend
-        self._launch_bound_tokens = launch_bound_tokens
+        self._costs = {"launch_bound_tokens": launch_bound_tokens, "fixed_tokens": fixed_tokens}
         self._stats = GraphStats(unit="items")
         self._hits: dict[int, int] = {}
         self._started = False
@@ -89,7 +96,7 @@ class BudgetEncoderGraphs:
 
     def start(self) -> None:
         """Capture every budget that memory allows; once, on the thread that will replay."""
-        if self._started or not self.options.enabled:
+        if self._started or not self.options.enabled or not self._backend.usable():
             return
         self._started = True
         try:
@@ -156,7 +163,7 @@ class BudgetEncoderGraphs:
         if not plan.replayed_budgets:
             return self._too_large(max(tokens))
         replayed = sum(tokens[i] for budget, items in plan.batches if budget is not None for i in items)
-        if packing.graphs_lose(plan.replayed_budgets, replayed, self._launch_bound_tokens):
+        if packing.graphs_lose(plan.replayed_budgets, replayed, **self._costs):
             return "ineligible_misses"
         return None
 

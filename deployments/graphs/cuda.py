@@ -38,6 +38,10 @@ class CudaBackend:
             capturing=on_cuda and torch.cuda.is_current_stream_capturing(),
         )
 
+    def usable(self) -> bool:
+        """Whether this is a CUDA device."""
+        return self.device.type == "cuda"
+
     def stream(self) -> Hashable:
         """The current stream's handle."""
         return torch.cuda.current_stream(self.device).cuda_stream

@@ -7,39 +7,74 @@ import torch
 import triton  # type: ignore[import-not-found]  # comes with torch on a GPU stack alone
 import triton.language as tl  # type: ignore[import-not-found]
 
+ATTENTION_BLOCKS = (64, 64, 4, 3)
+"""Query block, key block, warps, pipeline stages: the fastest of 13 on an H200 at 50 and 1,500 positions."""
+
 
 @triton.jit
-def _add_norm_kernel(
-    x_ptr, delta_ptr, weight_ptr, bias_ptr, total_ptr, normed_ptr, width, eps, BLOCK: tl.constexpr
+def _norm_kernel(
+    x_ptr,
+    offset_ptr,
+    weight_ptr,
+    bias_ptr,
+    out_ptr,
+    width,
+    eps,
+    HAS_OFFSET: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64) * width
     columns = tl.arange(0, BLOCK)
     inside = columns < width
     x = tl.load(x_ptr + row + columns, mask=inside, other=0.0).to(tl.float32)
-    x += tl.load(delta_ptr + row + columns, mask=inside, other=0.0).to(tl.float32)
-    total = x.to(total_ptr.dtype.element_ty)
-    tl.store(total_ptr + row + columns, total, mask=inside)
-    x = total.to(tl.float32)  # the norm sees what the next layer's residual will be
+    if HAS_OFFSET:
+        x += tl.load(offset_ptr + columns, mask=inside, other=0.0)
     mean = tl.sum(x, axis=0) / width
     centred = tl.where(inside, x - mean, 0.0)
     scale = tl.rsqrt(tl.sum(centred * centred, axis=0) / width + eps)
     weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed_ptr + row + columns, centred * scale * weight + bias, mask=inside)
+    tl.store(out_ptr + row + columns, centred * scale * weight + bias, mask=inside)
 
 
-def add_layer_norm(
-    x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(x + delta, layer_norm(x + delta)) over the last axis; both inputs contiguous."""
-    x, delta = x.contiguous(), delta.contiguous()
+def layer_norm(
+    x: torch.Tensor, offset: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """layer_norm(x + offset) over the last axis; x contiguous, offset (width,) float32."""
     width = x.shape[-1]
-    total, normed = torch.empty_like(x), torch.empty_like(x)
+    out = torch.empty_like(x)
     block = triton.next_power_of_2(width)
-    _add_norm_kernel[(x.numel() // width,)](
-        x, delta, weight, bias, total, normed, width, eps, BLOCK=block, num_warps=max(1, min(8, block // 512))
+    _norm_kernel[(x.numel() // width,)](
+        x, x if offset is None else offset, weight, bias, out, width, eps, HAS_OFFSET=offset is not None,
+        BLOCK=block, num_warps=max(1, min(8, block // 512)),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _relu_pool_kernel(x_ptr, out_ptr, seq, pooled, width, STEP: tl.constexpr, BLOCK: tl.constexpr):
+    batch, position = tl.program_id(0) // pooled, tl.program_id(0) % pooled
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < width
+    first = (batch.to(tl.int64) * seq + position * STEP) * width
+    total = tl.zeros((BLOCK,), tl.float32)
+    for step in tl.static_range(STEP):
+        x = tl.load(x_ptr + first + step * width + columns, mask=inside, other=0.0).to(tl.float32)
+        total += tl.maximum(x, 0.0)
+    tl.store(out_ptr + tl.program_id(0).to(tl.int64) * width + columns, total / STEP, mask=inside)
+
+
+def relu_pool(x: torch.Tensor, step: int) -> torch.Tensor:
+    """Mean of relu(x) over every ``step`` positions: (batch, seq, width) to (batch, seq // step, width)."""
+    batch, seq, width = x.shape
+    out = x.new_empty((batch, seq // step, width))
+    if not out.numel():
+        return out
+    block = min(1024, triton.next_power_of_2(width))
+    _relu_pool_kernel[(batch * (seq // step), triton.cdiv(width, block))](
+        x, out, seq, seq // step, width, STEP=step, BLOCK=block
     )
-    return total, normed
+    return out
 
 
 @triton.jit
@@ -119,21 +154,12 @@ def chunked_attention(
     batch, seq, width = qkv.shape
     dim = width // (3 * heads)
     out = qkv.new_empty((batch, seq, heads * dim))
-    block_q, block_k, warps, stages = attention_blocks(batch, seq, heads)
+    block_q, block_k, warps, stages = ATTENTION_BLOCKS
     _chunked_attention_kernel[(triton.cdiv(seq, block_q), batch * heads)](
         qkv, key_lens, out, seq, chunk if chunk > 0 else seq, scale * 1.4426950408889634, HEADS=heads,
         DIM=dim, BLOCK_Q=block_q, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
-
-
-def attention_blocks(batch: int, seq: int, heads: int) -> tuple[int, int, int, int]:
-    """Query block, key block, warps, pipeline stages: large blocks once they fill the card."""
-    if seq <= 64:
-        return 64, 64, 4, 2
-    if triton.cdiv(seq, 128) * batch * heads >= 4 * 132:
-        return 128, 64, 8, 3
-    return 64, 64, 4, 3
 
 
 @triton.jit
