@@ -75,6 +75,42 @@ class IngressOptions:
     deployments: tuple[str, ...]
 
 
+# Everything that Ingress's methods use stands above it: serve.ingress() freezes the class, and the module's
+# names as they are at that moment, when it decorates.
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The object in a body. Raises HttpError 400.
+
+    Strict where Python's parser is not: no NaN or Infinity, and no half of a surrogate pair, which is no
+    text and cannot even be sent back in an error.
+    """
+    try:
+        request = json.loads(body, parse_constant=_no_number)
+        if SURROGATE.search(body):
+            json.dumps(request, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise HttpError(400, "the body is not JSON: half of a surrogate pair") from None
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"the body is not JSON: {error}") from error
+    if not isinstance(request, dict):
+        raise HttpError(400, "the body must be a JSON object")
+    return request
+
+
+def _no_number(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not a number")
+
+
+def _bearer(raw: Request) -> str:
+    kind, _, token = raw.headers.get("authorization", "").partition(" ")
+    return token.strip() if kind.lower() == "bearer" else ""
+
+
+def _same(given: str, wanted: str) -> bool:
+    return hmac.compare_digest(given.encode(), wanted.encode())
+
+
 @serve.deployment(
     name="Ingress",
     health_check_period_s=1,
@@ -194,35 +230,3 @@ class Ingress:
     async def live(self) -> Response:
         """The process answers."""
         return JSONResponse({"status": "ok"})
-
-
-def parse_json(body: bytes) -> dict[str, Any]:
-    """The object in a body. Raises HttpError 400.
-
-    Strict where Python's parser is not: no NaN or Infinity, and no half of a surrogate pair, which is no
-    text and cannot even be sent back in an error.
-    """
-    try:
-        request = json.loads(body, parse_constant=_no_number)
-        if SURROGATE.search(body):
-            json.dumps(request, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise HttpError(400, "the body is not JSON: half of a surrogate pair") from None
-    except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"the body is not JSON: {error}") from error
-    if not isinstance(request, dict):
-        raise HttpError(400, "the body must be a JSON object")
-    return request
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a number")
-
-
-def _bearer(raw: Request) -> str:
-    kind, _, token = raw.headers.get("authorization", "").partition(" ")
-    return token.strip() if kind.lower() == "bearer" else ""
-
-
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
