@@ -22,6 +22,10 @@ FULL_STOP_LOUDNESS = 1.1
 FULL_STOP_SIZE = 3.0
 END_AFTER_FULL_STOP = 6.0
 NOT_AFTER_BREAK = 6.0
+# The first hidden dimension is kept at one value from the embedding to the head, which has no bias of its
+# own: it makes blanks so quiet that constrained decoding (JSON allows any of them) takes them last.
+CONSTANT = 4.0
+BLANK_BIAS = -48.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def _llm() -> Iterator[Spec]:
         # Normalised queries and keys meet with a spread of the product of the two scales.
         yield from _norm(f"{name}.self_attn.q_norm", c.HEAD_DIM, bias=False, scale=1.5)
         yield from _norm(f"{name}.self_attn.k_norm", c.HEAD_DIM, bias=False, scale=1.5)
-        yield from _linear(f"{name}.self_attn.o_proj", c.HIDDEN, c.HEADS * c.HEAD_DIM, gain=1.0, bias=None)
+        yield from _linear(f"{name}.self_attn.o_proj", c.HIDDEN, c.HEADS * c.HEAD_DIM, gain=1.2, bias=None)
         yield from _norm(f"{name}.post_attention_layernorm", c.HIDDEN, bias=False)
         yield from _linear(f"{name}.mlp.gate_proj", c.INTERMEDIATE, c.HIDDEN, gain=2.0, bias=None)
         yield from _linear(f"{name}.mlp.up_proj", c.INTERMEDIATE, c.HIDDEN, bias=None)
@@ -147,6 +151,23 @@ def head_scales() -> np.ndarray:
     return scales
 
 
+def _printed(token: str) -> str:
+    return token.translate({ord(spell(blank)): blank for blank in (" ", "\t", "\n", "\r")})
+
+
+def _keep_constant(name: str, values: np.ndarray) -> np.ndarray:
+    """Let no layer read or write the constant dimension."""
+    if name.endswith(
+        ("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight")
+    ):
+        values[:, 0] = 0.0
+    elif name.endswith(("o_proj.weight", "down_proj.weight")):
+        values[0, :] = 0.0
+    elif name.endswith("embed_tokens.weight"):
+        values[:, 0] = CONSTANT
+    return values
+
+
 def _shape_head(head: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
     ids = vocabulary()
     unit = embeddings.astype(np.float64) / c.HIDDEN**0.5
@@ -155,6 +176,8 @@ def _shape_head(head: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
     breaks = unit[ids[spell("\n")]] + unit[ids[spell("\n\n")]]
     shaped[ids["<|im_end|>"]] += END_AFTER_FULL_STOP * unit[ids["."]] - NOT_AFTER_BREAK * breaks
     shaped[ids["."]] -= NOT_AFTER_BREAK * breaks
+    shaped[:, 0] = 0.0
+    shaped[[number for token, number in ids.items() if not _printed(token).strip()], 0] = BLANK_BIAS
     return shaped
 
 
@@ -168,6 +191,8 @@ def tensors() -> dict[str, np.ndarray]:
             values += _bell(stream, values.size).reshape(spec.shape) * spec.spread
         if spec.name == "llm.model.embed_tokens.weight":
             values[vocabulary()["."]] *= FULL_STOP_SIZE
+        if spec.name.startswith("llm.model."):
+            values = _keep_constant(spec.name, values)
         if spec.name == "llm.lm_head.weight":
             values = _shape_head(values, filled["llm.model.embed_tokens.weight"])
         filled[spec.name] = round_to_bfloat16(values)

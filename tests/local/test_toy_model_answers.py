@@ -16,6 +16,9 @@ from PIL import Image, ImageDraw
 
 from toy_model import write
 
+# The engine takes half a minute on two idle cores, and several on busy ones.
+pytestmark = pytest.mark.timeout(900)
+
 MAX_TOKENS = 48
 LEAST_TOKENS = 8
 # A margin in log probability far above float32's rounding, which is 1e-4 here at most (README of toy_model).
