@@ -276,7 +276,7 @@ class EncoderShell:
 
     def _refuse(self, job: _Job) -> None:
         if not job.done.done():
-            job.done.set_exception(TerminalError(self.failure or "this replica is leaving", self.replica_id))
+            job.done.set_exception(TerminalError(self.failure or "the batch loop ended", self.replica_id))
 
     async def _run_batches(self) -> None:
         while self.life.state in (ReplicaState.READY, ReplicaState.DRAINING):
@@ -284,7 +284,12 @@ class EncoderShell:
                 self.wake.clear()
                 await self.wake.wait()
                 continue
-            await self._run_batch(self._take_batch())
+            batch = self._take_batch()
+            try:
+                await self._run_batch(batch)
+            finally:  # whatever went wrong, nobody of the batch waits for ever
+                for job in batch:
+                    self._refuse(job)
 
     def _take_batch(self) -> list[_Job]:
         """The oldest item, and the others of its exact shape that wait already."""
