@@ -3,6 +3,8 @@
 Needs: Ray, vLLM on the CPU, two servers at once (about 5 GB of memory). Real HTTP, the official client.
 """
 
+import asyncio
+
 import pytest
 
 from tests.asking import ask, ask_crowd, ask_streamed
@@ -19,9 +21,9 @@ def test_tokens_equal_the_undivided_run(app: Server, undivided: Server, name: st
     assert ask_streamed(client(app), CASES[name]) == expected
 
 
-async def test_a_crowd_gets_no_answer_mixed_up(app: Server, undivided: Server) -> None:
+def test_a_crowd_gets_no_answer_mixed_up(app: Server, undivided: Server) -> None:
     """64 different requests, 16 at once: each answer equals its own undivided answer, all differ."""
     requests = [crowd_request(number) for number in range(64)]
-    expected = await ask_crowd(undivided.base_url, requests, at_once=1)
+    expected = asyncio.run(ask_crowd(undivided.base_url, requests, at_once=1))
     assert len({said.tokens for said in expected}) == len(expected)
-    assert await ask_crowd(app.base_url, requests, at_once=16) == expected
+    assert asyncio.run(ask_crowd(app.base_url, requests, at_once=16)) == expected
