@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-CONFIG ?= serve_config.yaml
+CONFIG ?= # default: serve_config.yaml, on the GPU stack configs/toy-gpu.yaml
 VENV ?= .venv
 PY := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest

@@ -23,7 +23,7 @@ STOP_TIMEOUT_S = 40.0
 
 def main(argv: list[str]) -> int:
     """Run until the server ends or Ctrl-C. Returns the exit status."""
-    config = Path(argv[1] if len(argv) > 1 else "serve_config.yaml")
+    config = Path(argv[1]) if len(argv) > 1 else default_config()
     if not config.is_file():
         print(f"no such config: {config}", file=sys.stderr)
         return 2
@@ -45,6 +45,13 @@ def main(argv: list[str]) -> int:
         return 0
     finally:
         stop(server, children)
+
+
+def default_config(environment: Path = Path(sys.prefix)) -> Path:
+    """The toy model on the stack that set-up chose: on a GPU where there is one."""
+    stamp = environment / ".setup-packages"
+    on_gpu = stamp.is_file() and stamp.read_text().startswith("gpu")
+    return Path("configs/toy-gpu.yaml" if on_gpu else "serve_config.yaml")
 
 
 def _interrupt() -> None:
