@@ -193,15 +193,16 @@ class EncoderShell:
     async def check_health(self) -> None:
         """Serve awaits this before the replica counts as running, so it starts and warms here.
 
-        Health is real progress: a batch that runs longer than ``stuck_after_s`` is a stuck replica.
+        Health is real progress: a batch that runs longer than ``stuck_after_s`` is a stuck replica, which
+        the controller recycles; when that is silent for as long again, Serve is told.
         """
         if self._started is None:
             self._started = asyncio.ensure_future(self._start())
         await asyncio.shield(self._started)
         if self.failure is not None:
             raise TerminalError(self.failure)
-        if self.stuck:
-            raise TerminalError(f"one batch has been running for over {self.options.stuck_after_s:g} s")
+        if self.stalled_s > 2 * self.options.stuck_after_s:
+            raise TerminalError(f"one batch has been running for {self.stalled_s:.0f} s")
 
     @property
     def stalled_s(self) -> float:

@@ -87,7 +87,7 @@ def chaos(tmp_path_factory: pytest.TempPathFactory, undivided: Server) -> Iterat
     with running_app(
         folder,
         args,
-        {"VisionEncoder": {"num_replicas": 2}},
+        {"VisionEncoder": {"num_replicas": 2}, "Ingress": {"num_replicas": 2}},
         import_path="tests.chaos_app:build",
         env={SCRIPT_VARIABLE: str(script)},
     ) as server:
@@ -153,3 +153,124 @@ async def test_a_dead_engine_is_replaced(chaos: Chaos) -> None:
     print(f"(f) {load.fate.line()}; answers again after {took_s:.1f} s")
     assert (load.fate.wrong, load.fate.lost) == ([], [])
     assert await chaos.ready_again("vision", 2, set()) < 120
+
+
+def clip_request(number: int) -> Any:
+    """A request about a clip of one second, different for every number."""
+    clip = media.sound_bytes(media.speech(1.0, seed=number))
+    return user(text(f"Clip {number}"), dict(media.input_audio_part(clip)))
+
+
+@pytest.mark.full
+async def test_a_failed_capture_in_the_only_replica(chaos: Chaos, undivided: Server) -> None:
+    """(b) The only audio replica fails: what comes meanwhile waits or is refused, none is lost or wrong."""
+    requests = [clip_request(number) for number in range(6)]
+    known = [(request, ask(client(undivided), request, max_tokens=8)) for request in requests]
+    gone = {r["start_id"] for r in chaos.replicas("audio")}
+    say(chaos.script, "fail-audio")
+    async with Load(chaos.server, known, at_once=3) as load:
+        took_s = await chaos.ready_again("audio", 1, gone)
+        await load.answered(6)
+    print(f"(b) {load.fate.line()}; full strength after {took_s:.1f} s")
+    assert (load.fate.wrong, load.fate.lost) == ([], [])
+
+
+@pytest.mark.full
+async def test_a_killed_controller_is_not_noticed(chaos: Chaos) -> None:
+    """(e) SIGKILL of the controller: no request notices, and it counts anew from the living replicas."""
+    before = chaos.report()
+    (controller,) = chaos.pids("ServeReplica:graphserve:GraphController")
+    async with Load(chaos.server, chaos.known, at_once=4) as load:
+        await load.answered(4)
+        controller.send_signal(signal.SIGKILL)
+        await load.answered(12)
+        begun = time.monotonic()
+        while True:
+            try:
+                after = await asyncio.to_thread(chaos.report)
+                if after["counting_since"] > before["counting_since"] and len(after["replicas"]) == 3:
+                    break
+            except (KeyError, httpx.HTTPError):
+                pass
+            assert time.monotonic() - begun < 90, "the controller did not come back"
+            await asyncio.sleep(0.3)
+        took_s = time.monotonic() - begun
+        await load.answered(4)
+    print(f"(e) {load.fate.line()}; reports again after {took_s:.1f} s")
+    assert (load.fate.wrong, load.fate.lost, load.fate.refused) == ([], [], [])
+
+
+@pytest.mark.full
+async def test_a_killed_ingress_takes_only_its_own_requests(chaos: Chaos) -> None:
+    """(g) SIGKILL of one of two Ingress replicas: its requests end at once, no other notices."""
+    victim = chaos.pids("ServeReplica:graphserve:Ingress")[0]
+    async with Load(chaos.server, chaos.known, at_once=4) as load:
+        await load.answered(4)
+        victim.send_signal(signal.SIGKILL)
+        killed_s = time.monotonic()
+        await load.answered(16)
+    print(f"(g) {load.fate.line()}")
+    assert load.fate.wrong == []
+    assert len(load.fate.lost) <= 4
+    assert all(at_s - killed_s < 5 for at_s, _ in load.fate.lost)
+    assert await chaos.ready_again("vision", 2, set()) < 120
+
+
+@pytest.mark.full
+async def test_a_stuck_worker_is_found_and_replaced(chaos: Chaos) -> None:
+    """(h) The GPU thread hangs while health checks answer: the replica is recycled, nothing is lost."""
+    starts = {r["start_id"] for r in chaos.replicas("vision")}
+    recycles = len(chaos.report()["recycles"])
+    say(chaos.script, "stick-vision")
+    async with Load(chaos.server, chaos.known, at_once=4) as load:
+        until = time.monotonic() + 60
+        while len(found := (await asyncio.to_thread(chaos.report))["recycles"]) == recycles:
+            assert time.monotonic() < until, "the stuck replica was not recycled"
+            await asyncio.sleep(0.2)
+        alive = {
+            r["start_id"] for r in chaos.replicas("vision") if r["replica_id"] != found[-1]["replica_id"]
+        }
+        took_s = await chaos.ready_again("vision", 2, starts - alive)
+        await load.answered(8)
+    print(f"(h) {load.fate.line()}; full strength after {took_s:.1f} s")
+    assert (load.fate.wrong, load.fate.lost, load.fate.refused) == ([], [], [])
+    assert "stuck" in found[-1]["reason"]
+
+
+@pytest.mark.full
+async def test_recycling_by_hand(chaos: Chaos) -> None:
+    """(i) An operator recycles a healthy replica: it drains, is replaced, and no request notices."""
+    victim = chaos.replicas("vision")[0]
+    url = f"{chaos.server.base_url}/admin/replicas/{victim['replica_id']}/recycle"
+    assert httpx.post(url, timeout=20, trust_env=False).status_code == 401
+    unknown = url.replace(victim["replica_id"], "nobody")
+    assert httpx.post(unknown, headers=ADMIN, timeout=20, trust_env=False).status_code == 404
+    async with Load(chaos.server, chaos.known, at_once=4) as load:
+        await load.answered(4)
+        answer = await asyncio.to_thread(httpx.post, url, headers=ADMIN, timeout=20, trust_env=False)
+        assert answer.status_code == 202, answer.text
+        took_s = await chaos.ready_again("vision", 2, {victim["start_id"]})
+        await load.answered(8)
+    print(f"(i) {load.fate.line()}; full strength after {took_s:.1f} s")
+    assert (load.fate.wrong, load.fate.lost, load.fate.refused) == ([], [], [])
+    assert "operator" in chaos.report()["recycles"][-1]["reason"]
+
+
+@pytest.mark.full
+async def test_graphs_are_disabled_when_every_replacement_fails(chaos: Chaos) -> None:
+    """(c) Captures fail again and again: replacements start without graphs, and serving goes on."""
+    say(chaos.script, "fail-vision", times=20)
+    async with Load(chaos.server, chaos.known, at_once=4) as load:
+        until = time.monotonic() + 240
+        while True:
+            replicas = await asyncio.to_thread(chaos.replicas, "vision")
+            ready = [r for r in replicas if r["state"] == "ready"]
+            if len(ready) == 2 and any(not r["graphs_enabled"] for r in ready):
+                break
+            assert time.monotonic() < until, f"graphs were not disabled: {replicas}"
+            await asyncio.sleep(0.5)
+        for path in chaos.script.glob("fail-vision.*"):
+            path.unlink()
+        await load.answered(8)
+    print(f"(c) {load.fate.line()}")
+    assert (load.fate.wrong, load.fate.lost) == ([], [])

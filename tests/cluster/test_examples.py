@@ -1,8 +1,11 @@
 """The programs in examples/ run and print what they promise. Needs the running application."""
 
+import json
 import re
 import subprocess
 import sys
+
+import httpx
 
 from tests.servers import ROOT, Server
 
@@ -36,3 +39,29 @@ def test_encoders_run_without_serve() -> None:
     assert printed.count(f"({promised[2]}, 256)") == 3
     assert "'graph_hits': 0" in printed
     assert "'ineligible_misses': 6" in printed
+
+
+def _blocks(kind: str) -> list[str]:
+    """Fenced blocks of the README of one kind ("" for those that name none)."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    return [body for name, body in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S) if name == kind]
+
+
+def test_readme_shows_what_curl_gets(app: Server) -> None:
+    """The body of the README's curl command gets the answer that stands below it."""
+    (command,) = [block for block in _blocks("") if block.startswith("curl")]
+    request = json.loads(command.split("-d '")[1].rstrip().removesuffix("'"))
+    answer = httpx.post(f"{app.base_url}/v1/chat/completions", json=request, timeout=60).json()
+    (shown,) = map(json.loads, _blocks("json"))
+    assert answer["choices"][0]["message"]["content"] == shown["choices"][0]["message"]["content"]
+    assert answer["choices"][0]["finish_reason"] == shown["choices"][0]["finish_reason"]
+    assert {name: answer["usage"][name] for name in shown["usage"]} == shown["usage"]
+
+
+def test_readme_shows_what_its_program_prints(app: Server) -> None:
+    """The README's program prints the words that stand below it."""
+    (program,) = _blocks("python")
+    code = program.replace("http://127.0.0.1:8000", app.base_url)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() in [block.strip() for block in _blocks("")]
