@@ -39,6 +39,9 @@ class Chaos:
     def replicas(self, encoder: str) -> list[dict[str, Any]]:
         return [r for r in self.report()["replicas"] if r["encoder"] == encoder]
 
+    def post(self, url: str, headers: dict[str, str] | None = None) -> httpx.Response:
+        return httpx.post(url, headers=headers, timeout=20, trust_env=False)
+
     def pids(self, name: str) -> list[psutil.Process]:
         """Processes of the application whose title holds ``name``."""
         found = []
@@ -242,12 +245,11 @@ async def test_recycling_by_hand(chaos: Chaos) -> None:
     """(i) An operator recycles a healthy replica: it drains, is replaced, and no request notices."""
     victim = chaos.replicas("vision")[0]
     url = f"{chaos.server.base_url}/admin/replicas/{victim['replica_id']}/recycle"
-    assert httpx.post(url, timeout=20, trust_env=False).status_code == 401
-    unknown = url.replace(victim["replica_id"], "nobody")
-    assert httpx.post(unknown, headers=ADMIN, timeout=20, trust_env=False).status_code == 404
+    assert chaos.post(url).status_code == 401
+    assert chaos.post(url.replace(victim["replica_id"], "nobody"), ADMIN).status_code == 404
     async with Load(chaos.server, chaos.known, at_once=4) as load:
         await load.answered(4)
-        answer = await asyncio.to_thread(httpx.post, url, headers=ADMIN, timeout=20, trust_env=False)
+        answer = await asyncio.to_thread(chaos.post, url, ADMIN)
         assert answer.status_code == 202, answer.text
         took_s = await chaos.ready_again("vision", 2, {victim["start_id"]})
         await load.answered(8)
