@@ -29,7 +29,7 @@ def say(folder: Path, word: str, times: int = 1) -> None:
         (folder / f"{word}.{time.time_ns()}").touch()
 
 
-def _heard(folder: Path, word: str) -> bool:
+def heard(folder: Path, word: str) -> bool:
     """Whether ``word`` was said and nobody else took it."""
     for path in sorted(folder.glob(f"{word}.*")):
         try:
@@ -58,7 +58,7 @@ class ScriptedBackend:
         self.folder = folder
 
     def facts(self, inputs: Inputs, batch_size: int) -> CallFacts:
-        if _heard(self.folder, f"stick-{self.encoder}"):
+        if heard(self.folder, f"stick-{self.encoder}"):
             time.sleep(3600)
         return CallFacts(
             batch_size=batch_size,
@@ -75,7 +75,7 @@ class ScriptedBackend:
         return 1 << 40
 
     def capture(self, function: Function, inputs: Inputs) -> Graph:
-        if _heard(self.folder, f"fail-{self.encoder}"):
+        if heard(self.folder, f"fail-{self.encoder}"):
             raise RuntimeError("scripted capture failure")
         return ScriptedGraph(function)
 
@@ -101,9 +101,13 @@ class ScriptedMiniCPMO(MiniCPMO):
         return gpu.AudioCore(model, ExactShapeGraphs(encoder, audio, options, backend), audio)
 
 
+def same_numbers(kind: Any, family: Any) -> Any:
+    """A family of another class with this one's numbers."""
+    return kind(**{field.name: getattr(family, field.name) for field in fields(family)})
+
+
 def build(config: AppConfig) -> Application:
     """As ``app.build:build``, with the double in the family's place."""
     config, model_name = resolve_model(config)
     family = load_family(config.model, config.revision)
-    values = {field.name: getattr(family, field.name) for field in fields(family)}  # type: ignore[arg-type]
-    return assemble(config, model_name, ScriptedMiniCPMO(**values))
+    return assemble(config, model_name, same_numbers(ScriptedMiniCPMO, family))
