@@ -6,10 +6,11 @@ caller gets bytes, or a ClientError that says what is wrong with this part.
 
 import asyncio
 import base64
-import binascii
+import contextlib
 import os
 import ssl
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, unquote_to_bytes
@@ -30,7 +31,7 @@ HEADERS = [
     (b"Accept-Encoding", b"identity"),
     (b"Connection", b"close"),
 ]
-IN_LOOP_BYTES = 2**18  # decoding more than this would hold up the event loop
+IN_LOOP_BYTES = 2**18
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class MediaFetcher:
     def __init__(self, options: FetchOptions, limits: MediaLimits, resolve: Resolver | None = None) -> None:
         self.options = options
         self.limits = limits
-        self._backend = CheckedBackend(resolve or SystemResolver(), networks(options.allow_networks))
+        self._resolve = resolve or SystemResolver()
+        self._networks = networks(options.allow_networks)
         self._tls = httpx.create_ssl_context(trust_env=False)
         if options.ca_file is not None:
             self._tls.load_verify_locations(options.ca_file)
@@ -91,12 +93,9 @@ class MediaFetcher:
         if len(text) > self.limits.max_bytes * 4 // 3 + 4:
             raise_refusal(Refusal(f"is larger than {self.limits.max_bytes} bytes", 413))
         try:
-            if len(text) <= IN_LOOP_BYTES:
-                data = base64.b64decode(text, validate=True)
-            else:
-                data = await asyncio.to_thread(base64.b64decode, text, validate=True)
-        except (binascii.Error, ValueError):
-            raise bad_part("is not valid base64", code="media_invalid") from None
+            data = await _off_loop(_base64, text)
+        except ValueError:
+            raise bad_part("is not valid base64") from None
         raise_refusal(check_bytes(len(data), self.limits))
         return data
 
@@ -104,12 +103,15 @@ class MediaFetcher:
         """RFC 2397: ``data:[type][;parameters][;base64],...``; the type is not looked at."""
         head, comma, body = url[5:].partition(",")
         if not comma:
-            raise bad_part("has a data: URL without a comma", code="media_invalid")
-        if head.rstrip().lower().endswith(";base64"):
-            return await self.from_base64(unquote_to_bytes(body) if "%" in body else body)
-        if len(body) > self.limits.max_bytes * 3:
+            raise bad_part("has a data: URL without a comma")
+        if len(body) > self.limits.max_bytes * 3:  # every byte takes three characters at most
             raise_refusal(Refusal(f"is larger than {self.limits.max_bytes} bytes", 413))
-        data = unquote_to_bytes(body)
+        is_base64 = head.rstrip().lower().endswith(";base64")
+        if is_base64 and "%" not in body:
+            return await self.from_base64(body)
+        data = await _off_loop(unquote_to_bytes, body)
+        if is_base64:
+            return await self.from_base64(data)
         raise_refusal(check_bytes(len(data), self.limits))
         return data
 
@@ -117,11 +119,12 @@ class MediaFetcher:
 
     async def _http(self, url: str) -> bytes:
         target = self._check_url(url)
-        # A pool of its own for each fetch: strangers share no connection, and none is left behind by a
-        # cancellation.
-        async with httpcore.AsyncConnectionPool(
-            ssl_context=self._tls, network_backend=self._backend, http1=True, http2=False, retries=0
-        ) as pool:
+        # A pool of its own for each fetch: strangers share no connection, and a cancellation leaves none.
+        backend = CheckedBackend(self._resolve, self._networks)
+        async with (
+            contextlib.aclosing(backend),
+            httpcore.AsyncConnectionPool(self._tls, network_backend=backend, http2=False) as pool,
+        ):
             for _ in range(self.limits.max_redirects + 1):
                 answer = await self._one(pool, target)
                 if isinstance(answer, bytes):
@@ -205,6 +208,15 @@ class MediaFetcher:
         if _listed(host, self.options.deny_hosts) or not (allowed is None or _listed(host, allowed)):
             raise bad_part("has a URL of a host that is not allowed", code="media_host")
         return url
+
+
+async def _off_loop(decode: Callable[[str | bytes], bytes], text: str | bytes) -> bytes:
+    """Decode here what is short, and in a thread what would hold up the event loop."""
+    return decode(text) if len(text) <= IN_LOOP_BYTES else await asyncio.to_thread(decode, text)
+
+
+def _base64(text: str | bytes) -> bytes:
+    return base64.b64decode(text, validate=True)
 
 
 def _listed(host: str, patterns: tuple[str, ...]) -> bool:

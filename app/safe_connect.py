@@ -37,12 +37,13 @@ class SystemResolver:
 
 
 class CheckedBackend(httpcore.AsyncNetworkBackend):
-    """A network backend for httpcore that connects to globally routable addresses only."""
+    """A network backend for httpcore that connects to globally routable addresses only; one per fetch."""
 
     def __init__(self, resolve: Resolver, allowed: Iterable[Network] = ()) -> None:
         self._resolve = resolve
         self._allowed = tuple(allowed)
         self._inner = httpcore.AnyIOBackend()
+        self._opened: list[httpcore.AsyncNetworkStream] = []
 
     async def connect_tcp(
         self,
@@ -63,9 +64,12 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
         failure: Exception | None = None
         for address in addresses:
             try:
-                return await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
+                stream = await self._inner.connect_tcp(address, port, timeout, local_address, socket_options)
             except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
                 failure = error
+            else:
+                self._opened.append(stream)
+                return stream
         assert failure is not None
         raise failure
 
@@ -77,6 +81,11 @@ class CheckedBackend(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         """Refused: no URL leads here."""
         raise bad_part("cannot be fetched", code="media_host")
+
+    async def aclose(self) -> None:
+        """Close every connection: httpcore forgets one whose TLS handshake is cancelled."""
+        for stream in self._opened:
+            await stream.aclose()
 
     async def sleep(self, seconds: float) -> None:
         """Wait between attempts."""

@@ -111,7 +111,11 @@ def sound_bytes(
 ) -> bytes:
     """Samples as a file of this format (WAV, FLAC, OGG, MP3, ...)."""
     buffer = BytesIO()
-    soundfile.write(buffer, samples, rate, format=sound_format, subtype=subtype)
+    channels = 1 if samples.ndim == 1 else samples.shape[1]
+    with soundfile.SoundFile(buffer, "w", rate, channels, subtype, format=sound_format) as file:
+        # In pieces: libsndfile's Vorbis encoder overflows its stack on a minute in one call.
+        for start in range(0, len(samples), rate):
+            file.write(samples[start : start + rate])
     return buffer.getvalue()
 
 

@@ -39,7 +39,7 @@ def decode_image(data: bytes, limits: MediaLimits) -> Image.Image:
     from vllm.multimodal.media import ImageMediaIO
 
     raise_refusal(check_bytes(len(data), limits))
-    header = media_headers.image_header(data, limits.image_formats)
+    header = media_headers.image_header(data, limits.image_formats, media_headers.DECODER_HEADER_BYTES)
     if header is None:
         raise bad_part(f"is no picture that can be read; taken are {', '.join(limits.image_formats)}")
     raise_refusal(check_image(*header.stored_size, header.frames, limits))
@@ -81,7 +81,7 @@ def decode_audio(data: bytes, limits: MediaLimits) -> np.ndarray:
 
 
 def _demuxed_header(data: bytes) -> media_headers.AudioHeader:
-    """The header of what libsndfile cannot read and FFmpeg can (mp4, webm, aac)."""
+    """The header of what only a decoder can read (mp3, mp4, webm, aac)."""
     import av
 
     with av.open(BytesIO(data)) as container:

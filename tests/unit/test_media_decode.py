@@ -3,6 +3,7 @@
 import contextlib
 import io
 import struct
+import time
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -390,6 +391,18 @@ def _sources() -> dict[str, bytes]:
     return pictures | {
         kind: media.sound_bytes(wave, 16_000, kind.upper()) for kind in ("flac", "ogg", "mp3", "wav")
     }
+
+
+def test_hostile_headers_cost_little() -> None:
+    """A megabyte of tiny chunks around the pixels is not read to its end: the size is unknown."""
+    tiny, photo = _chunk(b"juNk", b""), media.photo_bytes("coffee", (40, 30))
+    head, pixels = _png(4, 4, b"\0" * 52)[:33], _png(4, 4, b"\0" * 52)[33:]
+    begun = time.perf_counter()
+    assert media_headers.image_size(head + tiny * 90_000 + pixels) is None
+    assert media_headers.image_size(_png(4, 4, b"\0" * 52, tiny * 90_000)) is None
+    assert media_headers.image_size(photo[:2] + b"\xff\xe5\0\2" * 250_000 + photo[2:]) is None
+    assert media_headers.image_size(b"P6\n#" + b"a" * 1_000_000 + b"\n4 4 255\n" + b"\0" * 48) is None
+    assert time.perf_counter() - begun < 5
 
 
 def test_importing_headers_loads_no_torch() -> None:

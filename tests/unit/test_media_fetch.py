@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import datetime
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -411,18 +412,73 @@ async def test_a_cancelled_fetch_closes_its_connection(origin: Origin) -> None:
     await asyncio.wait_for(closed.wait(), 2)
 
 
-async def test_tls_needs_a_trusted_certificate() -> None:
-    """An https origin that does not speak TLS is a 400, not an error of the server."""
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A self-signed certificate with its key, for media.example."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "media.example")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("media.example")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    path.write_bytes(made.public_bytes(pem) + private)
+    return path
+
+
+async def _here(host: str, port: int) -> list[str]:
+    return ["127.0.0.1"]
+
+
+async def test_tls_checks_the_name_of_the_url(origin: Origin, certificate: Path) -> None:
+    """https connects to the checked address, shows the URL's name there, and holds the certificate to it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    seen: list[str | None] = []
+    context.sni_callback = lambda connection, name, _: seen.append(name)
+    origin.answer("/down", "HTTP/1.1 302 Found\nLocation: http://media.example/ok\nContent-Length: 0")
+    server = await asyncio.start_server(origin, "127.0.0.1", 0, ssl=context)
+    address = f"media.example:{server.sockets[0].getsockname()[1]}"
+    trusting = replace(LOOPBACK, ca_file=str(certificate))
+    assert await MediaFetcher(trusting, LIMITS, _here).fetch(f"https://{address}/ok") == BODY
+    assert seen == ["media.example"]
+    assert f"host: {address}" in origin.requests[0].lower()
+    assert (await fails(f"https://{address}/down", trusting, resolve=_here)).status == 400
+    other = f"https://other.example:{address.split(':')[1]}/ok"
+    assert (await fails(other, trusting, resolve=_here)).status == 400
+    assert (await fails(f"https://{address}/ok", LOOPBACK, resolve=_here)).status == 400
+    assert len(origin.requests) == 2
+    server.close()
+
+
+@pytest.mark.parametrize(("answer", "status"), [(b"HTTP/1.1 200 OK\r\n\r\n", 400), (b"", 504)])
+async def test_a_server_that_speaks_no_tls(answer: bytes, status: int) -> None:
+    """Where https meets plain HTTP or silence it ends in a 4xx or 504, and the connection is closed."""
+    closed = asyncio.Event()
 
     async def plain(reader: asyncio.StreamReader, writer: Writer) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        writer.write(answer)
+        while await reader.read(100):
+            pass
+        closed.set()
         writer.close()
 
     server = await asyncio.start_server(plain, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    assert (await fails(f"https://127.0.0.1:{port}/")).status == 400
+    assert (await fails(f"https://127.0.0.1:{port}/")).status == status
+    await asyncio.wait_for(closed.wait(), 2)
     server.close()
-    assert MediaFetcher(LOOPBACK, LIMITS)._tls.verify_mode is ssl.CERT_REQUIRED
 
 
 # ---- files ----
