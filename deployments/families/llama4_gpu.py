@@ -8,7 +8,7 @@ import torch
 
 from deployments.families.base import EncoderInputs
 from deployments.families.llama4_vision import TileFunction
-from deployments.families.minicpmo_gpu import to_device
+from deployments.families.minicpmo_gpu import stack_to_device
 from deployments.graphs.budget import BudgetEncoderGraphs
 from deployments.graphs.cuda import CudaBackend
 from policies.admission import BudgetOptions
@@ -75,7 +75,7 @@ class VisionCore:
         tiles = [np.asarray(item.arrays["pixel_values"]) for item in batch]
         return self.adapter.encode(
             {
-                "pixel_values": to_device(np.concatenate(tiles), self.function.device, self.function.dtype),
+                "pixel_values": stack_to_device(tiles, self.function.device, self.function.dtype, join=True),
                 "patches_per_image": torch.tensor([len(image) for image in tiles]),
             }
         )

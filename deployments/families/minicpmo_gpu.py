@@ -55,7 +55,10 @@ class VisionCore:
         for grid in dict.fromkeys(grids):
             places = [(i, s) for i in range(len(batch)) for s, other in enumerate(grids) if other == grid]
             pixels = [np.asarray(batch[i].arrays["pixel_values"][s]) for i, s in places]
-            inputs = {"pixels": self._to_device(pixels), **self.constants(grid)}
+            inputs = {
+                "pixels": stack_to_device(pixels, self.function.device, self.function.dtype),
+                **self.constants(grid),
+            }
             rows = len(places)
             out = self.adapter(inputs, batch_size=rows, tokens=rows * self.function.queries)
             for row, (i, s) in enumerate(places):
@@ -70,9 +73,6 @@ class VisionCore:
                 self._constants.popitem(last=False)
         self._constants.move_to_end(grid)
         return self._constants[grid]
-
-    def _to_device(self, pixels: list[np.ndarray]) -> torch.Tensor:
-        return to_device(np.stack(pixels), self.function.device, self.function.dtype)
 
 
 class AudioCore:
@@ -117,6 +117,16 @@ def to_device(array: np.ndarray, device: torch.device, dtype: torch.dtype | None
     if device.type == "cuda":
         tensor = tensor.pin_memory().to(device, non_blocking=True)
     return tensor if dtype is None else tensor.to(dtype)
+
+
+def stack_to_device(
+    arrays: Sequence[np.ndarray], device: torch.device, dtype: torch.dtype, *, join: bool = False
+) -> torch.Tensor:
+    """float32 arrays stacked, or joined along their first axis, in pinned memory: one copy on the host."""
+    lead = (sum(len(a) for a in arrays), *arrays[0].shape[1:]) if join else (len(arrays), *arrays[0].shape)
+    host = torch.empty(lead, dtype=torch.float32, pin_memory=device.type == "cuda")
+    (np.concatenate if join else np.stack)(arrays, out=host.numpy(), casting="same_kind")
+    return host.to(device, non_blocking=True).to(dtype)
 
 
 def _same_shape(batch: Sequence[EncoderInputs]) -> None:

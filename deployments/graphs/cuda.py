@@ -1,12 +1,15 @@
 """The CUDA half of the exact-shape adapter: streams, pools, memory, and upstream's manager."""
 
 import gc
+import logging
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
 
 from policies.admission import CallFacts
+
+logger = logging.getLogger(__name__)
 
 Inputs = Mapping[str, torch.Tensor | None]
 Function = Callable[[Inputs], torch.Tensor]
@@ -24,7 +27,7 @@ class CudaBackend:
         self.share_pools = share_pools
         self._shared: dict[Hashable, tuple[Any, torch.cuda.Stream]] = {}
         self._own: list[tuple[Any, torch.cuda.Stream]] = []  # kept as long as their graphs
-        self._free_before = 0
+        self._reserved_before = 0
 
     def facts(self, inputs: Inputs, batch_size: int) -> CallFacts:
         """Read eligibility off the inputs and the calling thread."""
@@ -62,7 +65,7 @@ class CudaBackend:
         """Let ``manager`` capture into the pool of the current stream, between two waits."""
         replay_stream = torch.cuda.current_stream(self.device)
         replay_stream.synchronize()  # earlier replays and clones: the pool may be reused from here on
-        self._free_before = self.free_bytes()
+        self._reserved_before = torch.cuda.memory_reserved(self.device)
         pool, capture_stream = self._pool(replay_stream.cuda_stream)
         capture_stream.wait_stream(replay_stream)
         # Our own stream context: torch.cuda.graph does not restore the stream when a capture breaks.
@@ -75,13 +78,16 @@ class CudaBackend:
         torch.cuda.current_stream(self.device).synchronize()
 
     def release_failed(self) -> int:
-        """Collect what the broken capture left; what the driver still misses afterwards is lost."""
+        """Collect what the broken capture left; what this process still holds more than before is lost.
+
+        After some failures the allocator frees nothing any more until the process ends.
+        """
         try:
             gc.collect()
             torch.cuda.empty_cache()
-            return max(0, self._free_before - self.free_bytes())
-        except Exception:  # the context itself is dead: nothing can be asked of it
-            return self._free_before
+        except Exception:  # a dead context: the process holds what it held
+            logger.exception("memory could not be released after a failed capture")
+        return max(0, torch.cuda.memory_reserved(self.device) - self._reserved_before)
 
     def is_device_error(self, error: BaseException) -> bool:
         """Device errors kill the context; running out of memory does not.
