@@ -27,6 +27,7 @@ START_TIMEOUT_S = 600.0
 def main() -> int:
     """Start both servers, load them in turns, measure the hops, print and write the report."""
     options = parse()
+    described = facts(options)
     model = str(ensure())
     load.prepare(options.output.with_suffix(".log"))
     with tempfile.TemporaryDirectory(prefix="bench-cpu-") as name:
@@ -43,7 +44,7 @@ def main() -> int:
     say("starting the application once more for the stages of an encode")
     samples.update(hops.encode_stages(model, options.encodes, options.image_side))
     result = {
-        "facts": facts(options),
+        "facts": described,
         "rounds": rounds,
         "summary": serving_report.summarise(rounds, OURS, UNDIVIDED),
         "hops": {name: serving_report.spread(values) for name, values in samples.items()},
@@ -64,7 +65,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="rounds of each case and server")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--input-tokens", type=int, default=64)
-    parser.add_argument("--output-tokens", type=int, default=32)
+    parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--image-side", type=int, default=256, help="pixels; every picture is new noise")
     parser.add_argument("--hop-samples", type=int, default=300, help="requests of each kind for the hops")
     parser.add_argument("--encodes", type=int, default=40, help="pictures for the stages of an encode")

@@ -66,8 +66,8 @@ def _head(facts: dict[str, Any]) -> str:
     options = facts["options"]
     return (
         f"### Against vLLM's undivided server on CPUs, {facts['date']}\n\n"
-        f"`{facts['command']}` at {facts['commit']} on {facts['cores']} cores of {facts['cpu']}, "
-        f"{facts['memory_gib']} GiB (load average at the end {facts['load_average'][0]}); {versions}; "
+        f"`{facts['command']}` at {facts['commit'] or 'no commit'} on {facts['cores']} cores of {facts['cpu']}, "
+        f"{facts['memory_gib']} GiB (load average before {facts['load_average'][0]}); {versions}; "
         f"embedded model, float32, one thread.\n"
         f"{options['repeats']} rounds of {options['num_prompts']} requests by server and case, in turns: "
         f"{options['input_tokens']} random tokens in, {options['output_tokens']} out, pictures of "
@@ -110,7 +110,7 @@ def _processor_time(summary: dict[str, Any]) -> str:
 
 def _hops(result: dict[str, Any]) -> str:
     hops: dict[str, dict[str, float]] = result["hops"]
-    lines = ["| one at a time, nothing else running | median, ms | p99, ms |", "|---|---|---|"]
+    lines = ["| one at a time, nothing else asked of either server | median, ms | p99, ms |", "|---|---|---|"]
     lines += [f"| {name} | {of['median']:.2f} | {of['p99']:.2f} |" for name, of in hops.items()]
     lines += ["", "Differences of medians, ms:", "", "| hop | ms |", "|---|---|"]
     lines += [f"| {name} | {ms:.2f} |" for name, ms in differences(hops).items()]
