@@ -66,9 +66,9 @@ def _head(facts: dict[str, Any]) -> str:
     options = facts["options"]
     return (
         f"### Against vLLM's undivided server on CPUs, {facts['date']}\n\n"
-        f"`{facts['command']}` at {facts['commit'] or 'no commit'} on {facts['cores']} cores of {facts['cpu']}, "
-        f"{facts['memory_gib']} GiB (load average before {facts['load_average'][0]}); {versions}; "
-        f"embedded model, float32, one thread.\n"
+        f"`{facts['command']}` at {facts['commit'] or 'no commit'} on {facts['cores']} cores of "
+        f"{facts['cpu']}, {facts['memory_gib']} GiB (load average before {facts['load_average'][0]}); "
+        f"{versions}; embedded model, float32, one thread.\n"
         f"{options['repeats']} rounds of {options['num_prompts']} requests by server and case, in turns: "
         f"{options['input_tokens']} random tokens in, {options['output_tokens']} out, pictures of "
         f"{options['image_side']} x {options['image_side']} new noise. Medians of the rounds with least and "
