@@ -147,13 +147,18 @@ def controller_options(
     config: AppConfig, family: Family, graphs: dict[str, GraphOptions]
 ) -> ControllerOptions:
     """What the controller watches and by which bounds it decides."""
-    knobs = config.controller.model_dump(exclude={"period_s", "warm_graphs"})
+    knobs = config.controller.model_dump(exclude={"period_s", "warm_graphs", "warm_keys"})
     warm = config.controller.warm_graphs
     return ControllerOptions(
         encoders={ENCODERS[s.encoder].name: (s.encoder, "calls") for s in family.encoders},
         warm_graphs={
             ENCODERS[s.encoder].name: graphs[s.encoder].max_graphs // 2 if warm is None else warm
             for s in family.encoders
+        },
+        warm_keys={
+            ENCODERS[encoder].name: keys
+            for encoder, keys in config.controller.warm_keys.items()
+            if encoder in graphs
         },
         policy=RecyclingPolicy(**knobs, stuck_after_s=config.encoders.stuck_after_s),
         period_s=config.controller.period_s,

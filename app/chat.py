@@ -82,7 +82,8 @@ class ChatFront:
         """Fetch one medium and read its key off the header."""
         try:
             data = await self._bytes(part)
-            key = self.family.media_key(part.encoder, data)
+            # Off the event loop: hostile headers can cost a quarter of a second (docs/input.md).
+            key = await asyncio.to_thread(self.family.media_key, part.encoder, data)
         except ClientError as error:
             raise from_client_error(error, part.param) from error
         digest = hashlib.sha256(f"{self.identity}\0{part.encoder}\0".encode())

@@ -60,6 +60,9 @@ class ControllerConfig(_Strict):
 
     period_s: float = Field(default=1.0, gt=0)
     warm_graphs: int | None = Field(default=None, ge=0, description="default: half of max_graphs")
+    warm_keys: dict[Literal["vision", "audio"], tuple[str, ...]] = Field(
+        default_factory=dict, description="media keys to warm as long as traffic has named none"
+    )
     window_s: float = Field(default=600.0, gt=0)
     max_recycles_per_window: int = Field(default=6, ge=1)
     first_delay_s: float = Field(default=2.0, ge=0)

@@ -29,6 +29,7 @@ class ControllerOptions:
 
     encoders: Mapping[str, tuple[str, str]]
     warm_graphs: Mapping[str, int]
+    warm_keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     policy: RecyclingPolicy = field(default_factory=RecyclingPolicy)
     period_s: float = 1.0
 
@@ -178,16 +179,23 @@ class GraphController:
 
     async def start_orders(self, deployment: str) -> dict[str, Any]:
         """How a starting replica of ``deployment`` is to begin: ``graphs_enabled``, ``warm_keys``."""
+        calls = self.state.totals.calls_by_media_key(deployment)
         orders = start_orders(
             self.state.history,
             deployment,
             time.time(),
             policy=self.options.policy,
-            calls_by_media_key=self.state.totals.calls_by_media_key(deployment),
+            calls_by_media_key=calls or dict.fromkeys(self.options.warm_keys.get(deployment, ()), 1),
             warm_graphs=self.options.warm_graphs.get(deployment, 0),
+            held=self._held(deployment),
         )
         logger.info("start orders for %s: %s", deployment, orders)
         return {"graphs_enabled": orders.graphs_enabled, "warm_keys": list(orders.warm_keys)}
+
+    def _held(self, deployment: str) -> set[str]:
+        """Media keys that a living replica of this deployment has a graph for."""
+        living = (seen.report for seen in self.state.totals.living())
+        return {key for report in living if report.deployment == deployment for key in report.captured_media}
 
     async def replica_failed(self, report: ReplicaReport) -> None:
         """A replica declares itself failed: decide at once instead of at the next period.

@@ -77,6 +77,7 @@ class ReplicaReport:
     graphs_enabled: bool
     taken_at_s: float
     captured: tuple[str, ...] = ()
+    captured_media: tuple[str, ...] = ()  # media keys that run in graphs, as requests are routed by them
     modules_loaded: tuple[str, ...] = ()
     hits_by_graph: tuple[tuple[str, int], ...] = ()
     calls_by_media_key: tuple[tuple[str, int], ...] = ()

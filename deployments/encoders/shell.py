@@ -359,6 +359,7 @@ class EncoderShell:
             graphs_enabled=self.graphs_enabled,
             taken_at_s=time.time(),
             captured=tuple(engine.captured_keys()) if engine else (),
+            captured_media=tuple(self.captured_media),
             modules_loaded=self.modules,
             hits_by_graph=tuple(engine.hits_by_graph().items()) if engine else (),
             calls_by_media_key=tuple(self.media_keys.most_common(COUNTED_KEYS)),

@@ -260,19 +260,34 @@ async def test_recycling_by_hand(chaos: Chaos) -> None:
 
 @pytest.mark.full
 async def test_graphs_are_disabled_when_every_replacement_fails(chaos: Chaos) -> None:
-    """(c) Captures fail again and again: replacements start without graphs, and serving goes on."""
+    """(c) Every replacement fails to capture while it warms: the next start has no graphs and serves."""
+    victim = chaos.replicas("vision")[0]
+    url = f"{chaos.server.base_url}/admin/replicas/{victim['replica_id']}/recycle"
     say(chaos.script, "fail-vision", times=20)
     async with Load(chaos.server, chaos.known, at_once=4) as load:
-        until = time.monotonic() + 240
-        while True:
-            replicas = await asyncio.to_thread(chaos.replicas, "vision")
-            ready = [r for r in replicas if r["state"] == "ready"]
-            if len(ready) == 2 and any(not r["graphs_enabled"] for r in ready):
-                break
-            assert time.monotonic() < until, f"graphs were not disabled: {replicas}"
-            await asyncio.sleep(0.5)
+        await load.answered(4)
+        assert (await asyncio.to_thread(chaos.post, url, ADMIN)).status_code == 202
+        took_s = await chaos.ready_again("vision", 2, {victim["start_id"]}, within_s=240)
         for path in chaos.script.glob("fail-vision.*"):
             path.unlink()
         await load.answered(8)
-    print(f"(c) {load.fate.line()}")
-    assert (load.fate.wrong, load.fate.lost) == ([], [])
+    print(f"(c) {load.fate.line()}; full strength after {took_s:.1f} s")
+    assert (load.fate.wrong, load.fate.lost, load.fate.refused) == ([], [], [])
+    assert sorted(r["graphs_enabled"] for r in chaos.replicas("vision")) == [False, True]
+
+
+@pytest.mark.full
+def test_a_fresh_deployment_whose_capture_fails_starts_without_graphs(tmp_path: Path) -> None:
+    """A capture that breaks in the warm-up of a first and only replica: the app comes up, graphs off."""
+    script = tmp_path / "script"
+    script.mkdir()
+    say(script, "fail-vision", times=5)
+    args = {"enforce_eager": False, "controller": {"warm_keys": {"vision": ["9x11", "11x9"]}}}
+    with running_app(
+        tmp_path, args, import_path="tests.chaos_app:build", env={SCRIPT_VARIABLE: str(script)}
+    ) as server:
+        report = httpx.get(f"{server.base_url}/v1/graphs", timeout=20, trust_env=False).json()
+        enabled = {r["encoder"]: r["graphs_enabled"] for r in report["replicas"]}
+        assert enabled == {"vision": False, "audio": True}
+        picture = dict(media.image_part(media.image_bytes(media.drawn(90, 70))))
+        assert ask(client(server), user(text("Look"), picture)).text

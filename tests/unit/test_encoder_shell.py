@@ -305,14 +305,15 @@ async def test_the_end_of_the_batch_loop_is_the_end_of_the_replica() -> None:
 
 
 async def test_a_stuck_batch_is_told_by_health_and_report() -> None:
-    """Health is progress: while the GPU thread hangs, health fails and the report says for how long."""
+    """While the GPU thread hangs the report says for how long, and at twice the bound health fails."""
     engine = FakeEngine(HANG)
     replica = await ready(engine, stuck_after_s=0.1)
     job = asyncio.create_task(encode(replica))
     await until(lambda: replica.stuck)
-    with pytest.raises(TerminalError, match=r"over 0\.1 s"):
-        await replica.check_health()
     assert replica.graph_report().stalled_s > 0.1
+    await until(lambda: replica.stalled_s > 0.2)
+    with pytest.raises(TerminalError, match="has been running for"):
+        await replica.check_health()
     engine.release.set()
     await job
     await replica.check_health()
