@@ -5,7 +5,6 @@ dimensions, fresh random inputs in rotation, medians after warm-up. One process,
 """
 
 import argparse
-import copy
 import json
 import platform
 import statistics
@@ -15,9 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from benchmarks import encoder_plans, random_encoders
+from benchmarks.encoder_errors import relative_errors
 from benchmarks.encoder_floors import Work, audio_work, tile_work, vision_work
 from deployments.families.llama4_vision import TileFunction
 from deployments.families.minicpmo_audio import AudioFunction
@@ -157,7 +156,7 @@ def measure(case: Case, rounds: int, reference: bool) -> Row:
     equal = all(torch.equal(call(inputs), case.ours(inputs)) for inputs in sets)
     upstream_ms = device_times(case.upstream, sets, rounds)
     graph_ms = device_times(call, sets, rounds)
-    errors = relative_errors(case, sets[0]) if reference else (None, None)
+    errors = relative_errors(case.upstream, case.ours, sets[0]) if reference else (None, None)
     floor_ms = case.work.floor_ms
     return Row(
         module=case.module,
@@ -215,44 +214,6 @@ def launch_time(function: Callable[[Inputs], Any], sets: list[Inputs], rounds: i
         return wall_times(function, sets, rounds)[0]
     finally:
         torch.cuda.Stream.synchronize = wait  # type: ignore[method-assign]
-
-
-def relative_errors(case: Case, inputs: Inputs) -> tuple[float, float]:
-    """Norm of the difference from float32 on the CPU over the norm of that: upstream's, ours."""
-    exact = in_float32(case.ours)({name: _float32(value) for name, value in inputs.items()})
-
-    def error(out: torch.Tensor) -> float:
-        return float((out.float().cpu() - exact).norm() / exact.norm())
-
-    return error(case.upstream(inputs)), error(case.ours(inputs))
-
-
-def in_float32(function: Any) -> Callable[[Inputs], torch.Tensor]:
-    """A float32 twin of one of our functions on the CPU; it equals upstream's there within rounding."""
-    if isinstance(function, VisionFunction):
-        return VisionFunction(_twin(function.vpm), _twin(function.resampler))
-    if isinstance(function, AudioFunction):
-        apm, projection = _twin(function.apm), _twin(function.projection)
-        return AudioFunction(apm, projection, chunk_s=function.chunk / 50, pool_step=function.pool_step)
-    tiles = copy.copy(function.function)
-    tiles._biases = None
-    tiles.vision, tiles.projector = _twin(tiles.vision), _twin(tiles.projector)
-    tiles.cos, tiles.sin = tiles.cos.cpu(), tiles.sin.cpu()
-    return lambda inputs: tiles(inputs["pixel_values"])
-
-
-def _twin(module: Any) -> Any:
-    """A float32 copy on the CPU; vLLM's parameters do not copy themselves, so their data is copied."""
-    copies = {
-        id(tensor): tensor if tensor.is_complex() else nn.Parameter(tensor.data.cpu().float(), False)
-        for tensor in (*module.parameters(), *module.buffers())
-    }
-    adapter = getattr(module, "_encoder_graph", None)
-    return copy.deepcopy(module, {**copies, id(adapter): "left out"})
-
-
-def _float32(value: torch.Tensor) -> torch.Tensor:
-    return value.cpu().float() if value.is_floating_point() else value.cpu()
 
 
 def _random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -4,6 +4,7 @@ Where upstream's packing would cost more than running eagerly, the batch runs ea
 """
 
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -103,6 +104,7 @@ class BudgetEncoderGraphs:
             self._backend.capture_all(self.manager)
         except BaseException as error:
             self._fail("capture", error, capture_failures=1)
+            traceback.clear_frames(error.__traceback__)  # they hold the buffers of the broken graph
             self.leaked_bytes += self._backend.release_failed()
             raise
         self._thread = threading.get_ident()

@@ -5,6 +5,7 @@ What may be captured is decided in ``policies.admission``; capture and replay ar
 """
 
 import threading
+import traceback
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -136,6 +137,7 @@ class ExactShapeGraphs:
             graph = self._backend.capture(self._function, inputs)
         except BaseException as error:
             self._fail("capture", error, capture_failures=1)
+            traceback.clear_frames(error.__traceback__)  # they hold the buffers of the broken graph
             self.leaked_bytes += self._backend.release_failed()
             raise
         self._admission.captured(key)

@@ -5,6 +5,8 @@ dtype and shape alone, so that a captured graph and an eager run of it take the 
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -20,6 +22,18 @@ EPILOGUE_ROWS = 512
 def fast(x: torch.Tensor) -> bool:
     """Whether the GPU kernels serve this tensor."""
     return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+
+
+@cache
+def triton_kernels() -> ModuleType:
+    """The Triton kernels, or a plain error that says what to install."""
+    try:
+        from deployments.graphs import triton_kernels as module
+    except ImportError as error:
+        raise RuntimeError(
+            f"the encoders' GPU kernels need Triton ({error}): install requirements/gpu.lock"
+        ) from error
+    return module
 
 
 def plain(linear: nn.Module) -> bool:
@@ -54,16 +68,15 @@ class ResidualStream:
         """norm(hidden)."""
         if self._biases is None:
             return norm(self.hidden)
-        from deployments.graphs import triton_kernels
-
         offset = self._biases[self._adds - 1] if self._adds else None
-        return triton_kernels.layer_norm(self.hidden, offset, norm.weight, norm.bias, norm.eps)
+        return triton_kernels().layer_norm(self.hidden, offset, norm.weight, norm.bias, norm.eps)
 
 
 def bias_sums(linears: list[nn.Module], norms: list[nn.Module]) -> list[torch.Tensor] | None:
     """Running sums of the biases, (width,) float32 each, or None where the plain form must be taken."""
     if not all(plain(linear) for linear in linears) or not all(isinstance(n, nn.LayerNorm) for n in norms):
         return None
+    triton_kernels()  # a missing package shows at start, not in the first request
     zero = torch.zeros(linears[0].weight.shape[0], dtype=torch.float32, device=linears[0].weight.device)
     biases = [zero if linear.bias is None else linear.bias.float() for linear in linears]
     return list(torch.stack(biases).cumsum(0).unbind(0))
@@ -72,9 +85,7 @@ def bias_sums(linears: list[nn.Module], norms: list[nn.Module]) -> list[torch.Te
 def relu_pool(x: torch.Tensor, step: int) -> torch.Tensor:
     """Mean of relu(x) over every ``step`` positions: (batch, seq, width) to (batch, seq // step, width)."""
     if fast(x):
-        from deployments.graphs import triton_kernels
-
-        return triton_kernels.relu_pool(x, step)
+        return triton_kernels().relu_pool(x, step)
     return F.avg_pool1d(F.relu(x).transpose(1, 2), step, step).transpose(1, 2)
 
 
@@ -112,9 +123,7 @@ def chunked_attention(
     batch, seq, width = qkv.shape
     dim = width // (3 * heads)
     if fast(qkv) and dim >= 16 and dim & (dim - 1) == 0:
-        from deployments.graphs import triton_kernels
-
-        return triton_kernels.chunked_attention(qkv, key_lens, heads, scale, chunk)
+        return triton_kernels().chunked_attention(qkv, key_lens, heads, scale, chunk)
     query, key, value = (part.transpose(1, 2) for part in qkv.view(batch, seq, 3, heads, dim).unbind(2))
     position = torch.arange(seq, device=qkv.device)
     visible = (position[None, :] < key_lens[:, None]).view(batch, 1, 1, seq)
@@ -130,9 +139,7 @@ def rotate_query_key(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, he
     qkv: (batch, seq, 3 * heads * dim), query first; cos, sin: (seq, dim / 2) float32.
     """
     if fast(qkv):
-        from deployments.graphs import triton_kernels
-
-        return triton_kernels.rotate_query_key(qkv, cos, sin, heads)
+        return triton_kernels().rotate_query_key(qkv, cos, sin, heads)
     batch, seq, width = qkv.shape
     pairs = qkv.view(batch, seq, 3, heads, width // (6 * heads), 2)
     even, odd = pairs[:, :, :2, ..., 0].float(), pairs[:, :, :2, ..., 1].float()

@@ -114,11 +114,11 @@ class _OneShape(SupportsEncoderCudaGraph):
 
     def __init__(self, function: Function, inputs: Inputs) -> None:
         self._function = function
-        self._first = inputs
-        self.rows = 1
+        self._absent = {name: None for name, value in inputs.items() if value is None}
+        self._first = {name: value for name, value in inputs.items() if value is not None}
 
     def get_encoder_cudagraph_config(self) -> EncoderCudaGraphConfig:
-        names = [name for name, value in self._first.items() if value is not None]
+        names = list(self._first)
         copy = torch.Tensor.copy_  # the shape is exact: nothing to zero before the copy
         return EncoderCudaGraphConfig(["image"], names, 0, padding_logics=dict.fromkeys(names, copy))
 
@@ -136,7 +136,8 @@ class _OneShape(SupportsEncoderCudaGraph):
         dtype: torch.dtype, path: str = "default", axis_keys: Any = None,
     ) -> EncoderCudaGraphCaptureInputs:  # fmt: skip
         """Static buffers hold the first call's values: allocated here, before the capture begins."""
-        static = {name: value.clone() for name, value in self._first.items() if value is not None}
+        static = {name: value.clone() for name, value in self._first.items()}
+        self._first = {}  # the caller's tensors are not kept
         return EncoderCudaGraphCaptureInputs(values=static)
 
     def prepare_encoder_cudagraph_replay_buffers(
@@ -149,8 +150,7 @@ class _OneShape(SupportsEncoderCudaGraph):
         self, inputs: dict[str, torch.Tensor], path: str = "default"
     ) -> torch.Tensor:
         """One leading axis of size 1 over the whole output: one budget token, one item."""
-        absent = {name: None for name, value in self._first.items() if value is None}
-        return self._function({**inputs, **absent}).unsqueeze(0)
+        return self._function({**inputs, **self._absent}).unsqueeze(0)
 
     def encoder_eager_forward(self, mm_kwargs: dict[str, Any], path: str = "default") -> torch.Tensor:
         return self.encoder_cudagraph_forward(mm_kwargs)
@@ -174,7 +174,6 @@ class ExactShapeGraph:
     def capture(self, pool: Any) -> None:
         """Warm up once, then capture, on the current stream into ``pool``."""
         self._manager.capture(pool)
-        self._model._first = dict.fromkeys(self._model._first)  # keep names, let the values go
 
     def replay(self, inputs: Inputs) -> torch.Tensor:
         """Copy ``inputs`` in, replay, and return upstream's clone of the output."""

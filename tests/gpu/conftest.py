@@ -14,6 +14,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU"))
 
 
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    """As a replica runs: with grad enabled no call may use a graph."""
+    with torch.inference_mode():
+        yield
+
+
 @pytest.fixture(scope="session")
 def world() -> Iterator[None]:
     """One-rank groups, a vLLM config and inference mode."""

@@ -212,6 +212,7 @@ def test_ineligible_calls_on_the_device() -> None:
 def test_bf16_error_against_float32_is_what_bf16_explains(minicpmo: Any) -> None:
     """Ours is at most 1.2 times upstream's own; both below 3 per cent."""
     from benchmarks import encoder_graphs as bench
+    from benchmarks.encoder_errors import relative_errors
 
     for case in (
         bench.vision_case(minicpmo, 1, (32, 32)),
@@ -219,7 +220,7 @@ def test_bf16_error_against_float32_is_what_bf16_explains(minicpmo: Any) -> None
         bench.audio_case(minicpmo, 1, 523, "5 s"),
     ):
         inputs = case.make(torch.Generator("cuda:0").manual_seed(3))
-        upstream, ours = bench.relative_errors(case, inputs)
+        upstream, ours = relative_errors(case.upstream, case.ours, inputs)
         print(f"{case.module}: upstream {upstream:.5f}, ours {ours:.5f}")
         assert ours <= 1.2 * upstream
         assert upstream < 0.03

@@ -150,6 +150,16 @@ def test_fusing_the_audio_projections_leaves_upstream_s_modules_working(minicpmo
     assert attention.k_proj.weight.data_ptr() == weight[attention.embed_dim :].data_ptr()
 
 
+@pytest.mark.rule("A9")
+def test_upstream_s_own_paths_stay_as_they_are(minicpmo: Any) -> None:
+    """Nothing of the model is patched: its own functions give what they gave and count nothing."""
+    item = clip([250])
+    before = upstream_clip(minicpmo, item)
+    core = minicpmo_gpu.audio_core(minicpmo, GraphOptions(), "cpu")
+    assert torch.equal(upstream_clip(minicpmo, item), before)
+    assert core.adapter.stats().graph_misses == 0
+
+
 # ---- Llama 4 ----
 
 

@@ -3,6 +3,8 @@
 When a test here fails after an upgrade, ``deployments/upstream/encoder_graphs.py`` is what to change.
 """
 
+import contextlib
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +15,12 @@ from hypothesis import strategies as st
 
 from benchmarks import random_encoders
 from deployments.families.llama4_vision import TileFunction
-from deployments.upstream.encoder_graphs import BudgetGraphs, interface_problems, manager_config
+from deployments.upstream.encoder_graphs import (
+    BudgetGraphs,
+    ExactShapeGraph,
+    interface_problems,
+    manager_config,
+)
 from policies import budgets
 
 CHUNK = 4
@@ -148,3 +155,59 @@ def test_our_prediction_of_the_packing_is_upstream_s(
     manager.execute(batch)
     plan = budgets.plan([4 * n for n in tiles], chosen, manager.max_batch_size)
     assert seen == [(budget, sum(tiles[i] for i in items)) for budget, items in plan.batches]
+
+
+class RerunGraph:
+    """Stands for a CUDA graph: a replay runs the function again on the static buffers."""
+
+    def __init__(self, shape: ExactShapeGraph) -> None:
+        self.shape = shape
+
+    def replay(self) -> None:
+        held = next(iter(self.shape._manager._get_graph_set().values()))
+        held.output_buffer.copy_(self.shape._model.encoder_cudagraph_forward(held.input_buffers))
+
+
+@pytest.fixture
+def no_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's capture without a device: the recording context records nothing."""
+    module = "vllm.v1.worker.encoder_cudagraph"
+    monkeypatch.setattr(f"{module}.torch.cuda.CUDAGraph", lambda: None)
+    monkeypatch.setattr(f"{module}.torch.cuda.graph", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(f"{module}.current_stream", lambda: None)
+
+
+@pytest.mark.rule("A7")
+@pytest.mark.rule("A8")
+def test_one_shape_through_upstream_s_manager(no_cuda: None) -> None:
+    """Buffers of our own before the capture, exact copies in, a clone out, absent inputs stay absent."""
+
+    def function(inputs: Any) -> torch.Tensor:
+        assert inputs["mask"] is None
+        return inputs["x"] * inputs["scale"]
+
+    first = {"x": torch.ones(2, 3, 4), "scale": torch.tensor(2.0), "mask": None}
+    shape = ExactShapeGraph(function, first, torch.device("cpu"))
+    shape.capture("pool")
+    held = next(iter(shape._manager._get_graph_set().values()))
+    held.graph = RerunGraph(shape)
+    buffers = {name: buffer.data_ptr() for name, buffer in held.input_buffers.items()}
+    assert buffers["x"] != first["x"].data_ptr()  # type: ignore[union-attr]
+    kept = shape.replay({"x": torch.full((2, 3, 4), 5.0), "scale": torch.tensor(3.0), "mask": None})
+    assert torch.equal(kept, torch.full((2, 3, 4), 15.0))
+    again = shape.replay({"x": torch.zeros(2, 3, 4), "scale": torch.tensor(1.0), "mask": None})
+    assert torch.equal(again, torch.zeros(2, 3, 4))
+    assert torch.equal(kept, torch.full((2, 3, 4), 15.0))
+    assert kept.untyped_storage().data_ptr() != held.output_buffer.untyped_storage().data_ptr()
+    assert {name: buffer.data_ptr() for name, buffer in held.input_buffers.items()} == buffers
+
+
+@pytest.mark.rule("A7")
+def test_a_capture_leaves_no_reference_to_the_first_call_s_inputs(no_cuda: None) -> None:
+    """The graph keeps its own buffers and nothing of the caller's."""
+    x = torch.ones(1, 2)
+    shape = ExactShapeGraph(lambda inputs: inputs["x"] + 1, {"x": x}, torch.device("cpu"))  # type: ignore[operator]
+    shape.capture("pool")
+    alive = weakref.ref(x)
+    del x
+    assert alive() is None

@@ -1,15 +1,18 @@
 """The exact-shape adapter's logic over a fake device: admission, counting, clones, terminal failures."""
 
 import dataclasses
+import sys
 import threading
+import weakref
 
 import pytest
 import torch
 
 from deployments.errors import TerminalGraphError
+from deployments.graphs import kernels
 from deployments.graphs.exact_shape import ExactShapeGraphs, Function, Inputs, graph_key
 from policies.admission import CallFacts, GraphOptions
-from tests.graph_fakes import DeviceError, FakeBackend
+from tests.graph_fakes import DeviceError, FakeBackend, FakeGraph
 
 GIB = 1 << 30
 
@@ -252,6 +255,29 @@ def test_a_failed_capture_raises_once_and_is_terminal() -> None:
 
 
 @pytest.mark.rule("A11")
+def test_what_a_broken_capture_built_is_let_go_before_the_loss_is_counted() -> None:
+    """The traceback of the error keeps nothing of it alive."""
+
+    class Breaking(FakeBackend):
+        built: weakref.ref[torch.Tensor] | None = None
+
+        def capture(self, function: Function, inputs: Inputs) -> FakeGraph:
+            buffer = torch.zeros(1000)
+            self.built = weakref.ref(buffer)
+            raise ValueError(f"broken at {len(buffer)}")
+
+        def release_failed(self) -> int:
+            assert self.built is not None
+            return 0 if self.built() is None else 4000
+
+    adapter = adapter_of(Breaking())
+    call(adapter, 1)
+    with pytest.raises(ValueError, match="broken"):
+        call(adapter, 1)
+    assert adapter.leaked_bytes == 0
+
+
+@pytest.mark.rule("A11")
 def test_a_device_error_in_a_replay_is_terminal_and_counted_apart() -> None:
     """The context is dead, whatever graph it was; the call is neither a hit nor a miss."""
     backend = FakeBackend()
@@ -295,6 +321,16 @@ def test_only_device_errors_of_an_eager_run_are_terminal() -> None:
         call(adapter, 2)
     with pytest.raises(TerminalGraphError, match="eager run"):
         call(adapter, 3)
+
+
+def test_a_missing_kernel_package_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not an ImportError from somewhere inside the first request."""
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "deployments.graphs.triton_kernels", raising=False)
+    monkeypatch.delattr("deployments.graphs.triton_kernels", raising=False)
+    kernels.triton_kernels.cache_clear()
+    with pytest.raises(RuntimeError, match=r"need Triton .* install requirements/gpu\.lock"):
+        kernels.triton_kernels()
 
 
 @pytest.mark.rule("C1")
