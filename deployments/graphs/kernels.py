@@ -72,6 +72,7 @@ class ResidualStream:
         return triton_kernels().layer_norm(self.hidden, offset, norm.weight, norm.bias, norm.eps)
 
 
+@torch.no_grad()
 def bias_sums(linears: list[nn.Module], norms: list[nn.Module]) -> list[torch.Tensor] | None:
     """Running sums of the biases, (width,) float32 each, or None where the plain form must be taken."""
     if not all(plain(linear) for linear in linears) or not all(isinstance(n, nn.LayerNorm) for n in norms):
