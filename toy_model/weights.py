@@ -5,7 +5,7 @@ holds exactly: the bytes are the same on every machine, and both dtypes start fr
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,15 +38,17 @@ class Spec:
     centre: float = 0.0
 
 
-def _linear(
+def linear(
     name: str, out_size: int, in_size: int, gain: float = 1.0, bias: float | None = 0.0
 ) -> Iterator[Spec]:
+    """A linear layer whose outputs spread ``gain`` times as wide as its inputs, its bias by ``bias``."""
     yield Spec(f"{name}.weight", (out_size, in_size), gain / in_size**0.5)
     if bias is not None:
         yield Spec(f"{name}.bias", (out_size,), bias)
 
 
-def _norm(name: str, size: int, *, bias: bool = True, scale: float = 1.0) -> Iterator[Spec]:
+def norm(name: str, size: int, *, bias: bool = True, scale: float = 1.0) -> Iterator[Spec]:
+    """A normalisation that multiplies by ``scale``."""
     yield Spec(f"{name}.weight", (size,), 0.0, scale)
     if bias:
         yield Spec(f"{name}.bias", (size,), 0.0)
@@ -57,19 +59,19 @@ def _llm() -> Iterator[Spec]:
     yield Spec("llm.model.embed_tokens.weight", (size, c.HIDDEN), 1.0)
     for layer in range(c.LAYERS):
         name = f"llm.model.layers.{layer}"
-        yield from _norm(f"{name}.input_layernorm", c.HIDDEN, bias=False)
+        yield from norm(f"{name}.input_layernorm", c.HIDDEN, bias=False)
         for part, heads in (("q", c.HEADS), ("k", c.KV_HEADS), ("v", c.KV_HEADS)):
-            yield from _linear(f"{name}.self_attn.{part}_proj", heads * c.HEAD_DIM, c.HIDDEN, bias=None)
+            yield from linear(f"{name}.self_attn.{part}_proj", heads * c.HEAD_DIM, c.HIDDEN, bias=None)
         # Normalised queries and keys meet with a spread of the product of the two scales.
-        yield from _norm(f"{name}.self_attn.q_norm", c.HEAD_DIM, bias=False, scale=1.5)
-        yield from _norm(f"{name}.self_attn.k_norm", c.HEAD_DIM, bias=False, scale=1.5)
-        yield from _linear(f"{name}.self_attn.o_proj", c.HIDDEN, c.HEADS * c.HEAD_DIM, gain=1.2, bias=None)
-        yield from _norm(f"{name}.post_attention_layernorm", c.HIDDEN, bias=False)
-        yield from _linear(f"{name}.mlp.gate_proj", c.INTERMEDIATE, c.HIDDEN, gain=2.0, bias=None)
-        yield from _linear(f"{name}.mlp.up_proj", c.INTERMEDIATE, c.HIDDEN, bias=None)
-        yield from _linear(f"{name}.mlp.down_proj", c.HIDDEN, c.INTERMEDIATE, gain=1.5, bias=None)
-    yield from _norm("llm.model.norm", c.HIDDEN, bias=False)
-    yield from _linear("llm.lm_head", size, c.HIDDEN, gain=16.0, bias=None)
+        yield from norm(f"{name}.self_attn.q_norm", c.HEAD_DIM, bias=False, scale=1.5)
+        yield from norm(f"{name}.self_attn.k_norm", c.HEAD_DIM, bias=False, scale=1.5)
+        yield from linear(f"{name}.self_attn.o_proj", c.HIDDEN, c.HEADS * c.HEAD_DIM, gain=1.2, bias=None)
+        yield from norm(f"{name}.post_attention_layernorm", c.HIDDEN, bias=False)
+        yield from linear(f"{name}.mlp.gate_proj", c.INTERMEDIATE, c.HIDDEN, gain=2.0, bias=None)
+        yield from linear(f"{name}.mlp.up_proj", c.INTERMEDIATE, c.HIDDEN, bias=None)
+        yield from linear(f"{name}.mlp.down_proj", c.HIDDEN, c.INTERMEDIATE, gain=1.5, bias=None)
+    yield from norm("llm.model.norm", c.HIDDEN, bias=False)
+    yield from linear("llm.lm_head", size, c.HIDDEN, gain=16.0, bias=None)
 
 
 def _vision() -> Iterator[Spec]:
@@ -80,13 +82,13 @@ def _vision() -> Iterator[Spec]:
     yield Spec("vpm.embeddings.position_embedding.weight", (c.POSITIONS_SIDE**2, size), 0.5)
     for layer in range(c.VISION_LAYERS):
         name = f"vpm.encoder.layers.{layer}"
-        yield from _norm(f"{name}.layer_norm1", size)
+        yield from norm(f"{name}.layer_norm1", size)
         for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            yield from _linear(f"{name}.self_attn.{part}", size, size, gain=1.4)
-        yield from _norm(f"{name}.layer_norm2", size)
-        yield from _linear(f"{name}.mlp.fc1", c.VISION_INTERMEDIATE, size, gain=1.5)
-        yield from _linear(f"{name}.mlp.fc2", size, c.VISION_INTERMEDIATE, gain=1.5)
-    yield from _norm("vpm.post_layernorm", size)
+            yield from linear(f"{name}.self_attn.{part}", size, size, gain=1.4)
+        yield from norm(f"{name}.layer_norm2", size)
+        yield from linear(f"{name}.mlp.fc1", c.VISION_INTERMEDIATE, size, gain=1.5)
+        yield from linear(f"{name}.mlp.fc2", size, c.VISION_INTERMEDIATE, gain=1.5)
+    yield from norm("vpm.post_layernorm", size)
 
 
 def _resampler() -> Iterator[Spec]:
@@ -94,9 +96,9 @@ def _resampler() -> Iterator[Spec]:
     yield Spec("resampler.kv_proj.weight", (c.HIDDEN, c.VISION_HIDDEN), c.VISION_HIDDEN**-0.5)
     yield Spec("resampler.attn.in_proj_weight", (3 * c.HIDDEN, c.HIDDEN), 1.4 * c.HIDDEN**-0.5)
     yield Spec("resampler.attn.in_proj_bias", (3 * c.HIDDEN,), 0.0)
-    yield from _linear("resampler.attn.out_proj", c.HIDDEN, c.HIDDEN)
+    yield from linear("resampler.attn.out_proj", c.HIDDEN, c.HIDDEN)
     for part in ("ln_q", "ln_kv", "ln_post"):
-        yield from _norm(f"resampler.{part}", c.HIDDEN)
+        yield from norm(f"resampler.{part}", c.HIDDEN)
     yield Spec("resampler.proj", (c.HIDDEN, c.HIDDEN), c.HIDDEN**-0.5)
 
 
@@ -109,16 +111,16 @@ def _audio() -> Iterator[Spec]:
     yield Spec("apm.embed_positions.weight", (c.AUDIO_POSITIONS, size), 0.1)
     for layer in range(c.AUDIO_LAYERS):
         name = f"apm.layers.{layer}"
-        yield from _norm(f"{name}.self_attn_layer_norm", size)
+        yield from norm(f"{name}.self_attn_layer_norm", size)
         for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
             bias = None if part == "k_proj" else 0.0
-            yield from _linear(f"{name}.self_attn.{part}", size, size, gain=1.4, bias=bias)
-        yield from _norm(f"{name}.final_layer_norm", size)
-        yield from _linear(f"{name}.fc1", c.AUDIO_INTERMEDIATE, size, gain=1.5)
-        yield from _linear(f"{name}.fc2", size, c.AUDIO_INTERMEDIATE, gain=1.5)
-    yield from _norm("apm.layer_norm", size)
-    yield from _linear("audio_projection_layer.linear1", c.HIDDEN, c.AUDIO_INTERMEDIATE // 4, bias=0.1)
-    yield from _linear("audio_projection_layer.linear2", c.HIDDEN, c.HIDDEN, gain=2.0)
+            yield from linear(f"{name}.self_attn.{part}", size, size, gain=1.4, bias=bias)
+        yield from norm(f"{name}.final_layer_norm", size)
+        yield from linear(f"{name}.fc1", c.AUDIO_INTERMEDIATE, size, gain=1.5)
+        yield from linear(f"{name}.fc2", size, c.AUDIO_INTERMEDIATE, gain=1.5)
+    yield from norm("apm.layer_norm", size)
+    yield from linear("audio_projection_layer.linear1", c.HIDDEN, c.AUDIO_INTERMEDIATE // 4, bias=0.1)
+    yield from linear("audio_projection_layer.linear2", c.HIDDEN, c.HIDDEN, gain=2.0)
 
 
 def specs() -> list[Spec]:
@@ -170,7 +172,7 @@ def _keep_constant(name: str, values: np.ndarray) -> np.ndarray:
 
 def _shape_head(head: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
     ids = vocabulary()
-    unit = embeddings.astype(np.float64) / c.HIDDEN**0.5
+    unit = embeddings.astype(np.float64) / embeddings.shape[1] ** 0.5
     unit[ids["."]] /= FULL_STOP_SIZE
     shaped = (head - SELF_DAMPING * unit) * head_scales()[:, None]
     breaks = unit[ids[spell("\n")]] + unit[ids[spell("\n\n")]]
@@ -183,18 +185,26 @@ def _shape_head(head: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
 
 def tensors() -> dict[str, np.ndarray]:
     """The whole checkpoint, by name."""
-    stream = np.random.Philox(SEED)
+    return fill(specs(), SEED, "llm.")
+
+
+def fill(specs: Iterable[Spec], seed: int, llm: str) -> dict[str, np.ndarray]:
+    """Every tensor by name, from one stream of random bits.
+
+    ``llm`` stands before the language model's names, whose head is shaped so that answers are words and end.
+    """
+    stream = np.random.Philox(seed)
     filled: dict[str, np.ndarray] = {}
-    for spec in specs():
+    for spec in specs:
         values = np.full(spec.shape, spec.centre)
         if spec.spread:
             values += _bell(stream, values.size).reshape(spec.shape) * spec.spread
-        if spec.name == "llm.model.embed_tokens.weight":
+        if spec.name == f"{llm}model.embed_tokens.weight":
             values[vocabulary()["."]] *= FULL_STOP_SIZE
-        if spec.name.startswith("llm.model."):
+        if spec.name.startswith(f"{llm}model."):
             values = _keep_constant(spec.name, values)
-        if spec.name == "llm.lm_head.weight":
-            values = _shape_head(values, filled["llm.model.embed_tokens.weight"])
+        if spec.name == f"{llm}lm_head.weight":
+            values = _shape_head(values, filled[f"{llm}model.embed_tokens.weight"])
         filled[spec.name] = round_to_bfloat16(values)
     return filled
 
