@@ -6,6 +6,8 @@ accepts misspelt keys.
 
 import hashlib
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from deployments.families.base import EncoderSpec, Family
 from deployments.families.registry import load_family
 from deployments.graph_controller import ControllerOptions, GraphController
 from deployments.upstream.encoder_model import EncoderModelSpec
-from policies.graph_options import GraphOptions, graph_options
+from policies.graph_options import BudgetOptions, GraphOptions, budget_options, graph_options
 from policies.limits import MediaLimits
 from policies.recycling import RecyclingPolicy
 
@@ -32,6 +34,8 @@ ENCODERS: dict[str, Any] = {"vision": VisionEncoder, "audio": AudioEncoder}
 DECODER: Any = Decoder
 CONTROLLER: Any = GraphController
 INGRESS: Any = Ingress
+
+AnyGraphOptions = GraphOptions | BudgetOptions
 
 
 def build(config: AppConfig) -> Application:
@@ -77,29 +81,48 @@ def resolve_model(config: AppConfig) -> tuple[AppConfig, str]:
     return settled, config.served_model_name or "graphserve-toy"
 
 
-def router(config: AppConfig, graphs: GraphOptions) -> RequestRouterConfig:
+def router(config: AppConfig, graphs: AnyGraphOptions) -> RequestRouterConfig:
     """How requests find an encoder replica: by the graphs it holds, or Serve's own way."""
     if config.routing == "default":
         return RequestRouterConfig()
     return RequestRouterConfig(
         request_router_class="deployments.shape_router:ShapeRouter",
-        request_router_kwargs={"bound": config.routing_bound, "max_graphs": graphs.max_graphs},
+        request_router_kwargs={"bound": config.routing_bound, "max_graphs": slots(graphs)},
         request_routing_stats_period_s=1.0,
     )
 
 
-def _graph_options(config: AppConfig, spec: EncoderSpec) -> GraphOptions:
+def slots(graphs: AnyGraphOptions) -> int:
+    """How many shapes an encoder replica captures as they come; budgets are captured at start and any shape
+    fits them, so that none is looked for."""
+    return graphs.max_graphs if isinstance(graphs, GraphOptions) else 0
+
+
+def _graph_options(config: AppConfig, spec: EncoderSpec) -> AnyGraphOptions:
+    block, path = config.graphs.get(spec.encoder), f"graphs.{spec.encoder}"
+    if spec.graph_kind == "budget":
+        upstream = config.decoder.engine_args.get("compilation_config")
+        options = budget_options(
+            block,
+            upstream if isinstance(upstream, Mapping) else None,
+            path=path,
+            upstream_path="decoder.engine_args.compilation_config",
+            enforce_eager=config.enforce_eager,
+        )
+        return replace(options, decoder_tokens=decoder_tokens(config.decoder.engine_args))
     return graph_options(
-        config.graphs.get(spec.encoder),
-        config.hf_overrides,
-        path=f"graphs.{spec.encoder}",
-        encoder=spec.encoder,
-        enforce_eager=config.enforce_eager,
+        block, config.hf_overrides, path=path, encoder=spec.encoder, enforce_eager=config.enforce_eager
     )
 
 
+def decoder_tokens(engine_args: Mapping[str, Any]) -> int:
+    """The lesser of the decoder's batch-token limit and model length, of those that are set; 0 for neither."""
+    given = (engine_args.get(name) for name in ("max_num_batched_tokens", "max_model_len"))
+    return min((int(limit) for limit in given if isinstance(limit, int)), default=0)
+
+
 def encoder_options(
-    config: AppConfig, spec: EncoderSpec, graphs: GraphOptions, limits: MediaLimits
+    config: AppConfig, spec: EncoderSpec, graphs: AnyGraphOptions, limits: MediaLimits
 ) -> EncoderOptions:
     """What the replicas of one encoder are told."""
     return EncoderOptions(
@@ -144,15 +167,15 @@ def decoder_options(config: AppConfig, model_name: str) -> DecoderOptions:
 
 
 def controller_options(
-    config: AppConfig, family: Family, graphs: dict[str, GraphOptions]
+    config: AppConfig, family: Family, graphs: dict[str, AnyGraphOptions]
 ) -> ControllerOptions:
     """What the controller watches and by which bounds it decides."""
     knobs = config.controller.model_dump(exclude={"period_s", "warm_graphs", "warm_keys"})
     warm = config.controller.warm_graphs
     return ControllerOptions(
-        encoders={ENCODERS[s.encoder].name: (s.encoder, "calls") for s in family.encoders},
+        encoders={ENCODERS[s.encoder].name: (s.encoder, s.unit) for s in family.encoders},
         warm_graphs={
-            ENCODERS[s.encoder].name: graphs[s.encoder].max_graphs // 2 if warm is None else warm
+            ENCODERS[s.encoder].name: slots(graphs[s.encoder]) // 2 if warm is None else warm
             for s in family.encoders
         },
         warm_keys={

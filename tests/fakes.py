@@ -78,8 +78,12 @@ class FakeAdapter:
         self.failure: str | None = None
         self.leaked_bytes = 0
         self.fail_capture = fail_capture
+        self.started = False
         self._hits: dict[str, int] = {}
         self._stats = GraphStats()
+
+    def start(self) -> None:
+        self.started = True
 
     def __call__(self, inputs: Mapping[str, Any], *, batch_size: int, tokens: int = 0) -> Any:
         if self.failure is not None:

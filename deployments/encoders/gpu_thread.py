@@ -43,11 +43,14 @@ class GpuThread:
         return loaded
 
     def warm(self, keys: Sequence[str]) -> None:
-        """Run stand-ins of each media key until its graphs are captured.
+        """Capture what is captured at start, and run stand-ins of each media key until its graphs are there.
 
         A key that fails in passing (a shape too large for the memory left) is skipped: it must not keep
         the replica from starting. Raises when the adapter is terminal.
         """
+        assert self.core is not None
+        with encoder_model.running(self.config):
+            self.core.adapter.start()
         calls = getattr(self.options.graphs, "min_capture_calls", 1)
         for key in keys:
             try:

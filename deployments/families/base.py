@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 UNKNOWN_KEY = "unknown"
 """The media key of a piece of media whose header does not say its shape."""
 
+GRAPH_UNITS = {"exact": "calls", "budget": "items"}
+"""What the statistics of each kind of encoder graph count."""
+
 
 @dataclass(frozen=True)
 class EncoderSpec:
@@ -28,6 +31,12 @@ class EncoderSpec:
     modality: str  # vLLM's name: "image" or "audio"
     modules: tuple[str, ...]  # attribute names of the loaded model that must hold weights
     content_types: tuple[str, ...]  # OpenAI content-part types that carry its media
+    graph_kind: str = "exact"  # "exact": one graph a shape, on demand; "budget": captured at start
+
+    @property
+    def unit(self) -> str:
+        """What its graph statistics count."""
+        return GRAPH_UNITS[self.graph_kind]
 
 
 @dataclass(frozen=True)

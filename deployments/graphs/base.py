@@ -20,6 +20,9 @@ class GraphAdapter(Protocol):
     failure: str | None
     leaked_bytes: int
 
+    def start(self) -> None:
+        """Capture what is captured before any traffic; a second call does nothing. On the encoder's thread."""
+
     def __call__(
         self, inputs: "Mapping[str, torch.Tensor | None]", *, batch_size: int, tokens: int = 0
     ) -> "torch.Tensor":

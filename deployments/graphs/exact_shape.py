@@ -76,6 +76,9 @@ class ExactShapeGraphs:
         self._stats = GraphStats()
         self._thread: int | None = None
 
+    def start(self) -> None:
+        """Nothing: shapes are captured as they come."""
+
     def __call__(self, inputs: Inputs, *, batch_size: int, tokens: int = 0) -> "torch.Tensor":
         """Run one packed batch; see ``GraphAdapter``. ``batch_size`` counts packed rows."""
         if self.failure is not None:

@@ -53,3 +53,10 @@ def test_a_capture_that_fails_in_warm_up_is_raised(engine: GpuThread) -> None:
         engine.warm(("4x4", "2x2"))
     assert engine.failure is not None
     assert engine.warmed == []
+
+
+def test_what_is_captured_at_start_is_captured_before_traffic(engine: GpuThread) -> None:
+    """Also with no shape named: budgets are captured while the replica starts, not by its first request."""
+    engine.warm(())
+    assert engine.core is not None
+    assert engine.core.adapter.started  # type: ignore[attr-defined]
