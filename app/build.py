@@ -116,7 +116,7 @@ def _graph_options(config: AppConfig, spec: EncoderSpec) -> AnyGraphOptions:
 
 
 def decoder_tokens(engine_args: Mapping[str, Any]) -> int:
-    """The lesser of the decoder's batch-token limit and model length, of those that are set; 0 for neither."""
+    """The lesser of the decoder's batch-token limit and model length, as far as they are set; 0: neither."""
     given = (engine_args.get(name) for name in ("max_num_batched_tokens", "max_model_len"))
     return min((int(limit) for limit in given if isinstance(limit, int)), default=0)
 

@@ -21,7 +21,7 @@ class GraphAdapter(Protocol):
     leaked_bytes: int
 
     def start(self) -> None:
-        """Capture what is captured before any traffic; a second call does nothing. On the encoder's thread."""
+        """Capture what is captured before any traffic; once, on the encoder's thread."""
 
     def __call__(
         self, inputs: "Mapping[str, torch.Tensor | None]", *, batch_size: int, tokens: int = 0
