@@ -16,13 +16,11 @@ def register() -> None:
     """Apply every patch whose fault is present. Safe to call again."""
     from deployments.upstream.llama4_embeds import register_llama4_embeds
     from deployments.upstream.llama4_pictures import fill_picture_functions
-    from deployments.upstream.missing_torchvision import fill_torchvision
     from deployments.upstream.qwen_pictures import use_pillow_for_qwen
     from deployments.upstream.sinc_resample import fill_torchaudio
 
     mend_minicpmo_audio_embeds()
     fill_torchaudio()
-    fill_torchvision()
     fill_picture_functions()
     register_llama4_embeds()
     use_pillow_for_qwen()
