@@ -140,7 +140,11 @@ def running_app(
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config))
     serve = [sys.executable, "-m", "ray.serve.scripts"]
-    environment = {"RAY_ADDRESS": "local", "PYTHONPATH": str(ROOT), **(env or {})}
+    environment = {
+        "RAY_ADDRESS": "local",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        **(env or {}),
+    }
     server = Server([*serve, "run", str(path)], f"http://127.0.0.1:{port}", folder / "app.log", environment)
     try:
         server.wait_ready(timeout_s)
@@ -168,7 +172,7 @@ def running_undivided(
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
         "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--served-model-name", name,
         "--trust-remote-code", "--enforce-eager", "--interleave-mm-strings",
-        "--limit-mm-per-prompt", '{"image": 16, "audio": 16}',
+        "--limit-mm-per-prompt", '{"image": 16, "audio": 16, "video": 0}',
         "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
     ]  # fmt: skip
     for option, value in (ENGINE if engine is None else engine).items():
