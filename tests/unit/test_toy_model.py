@@ -301,3 +301,11 @@ def test_a_conversation_with_tools_reads_as_in_the_real_model(tokenizer: Any) ->
         "<|im_start|>user\n<tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+
+
+def test_the_frames_of_a_video_are_so_many_pictures(folder: Path) -> None:
+    """Frames in one array are taken as upstream hands them over when it sizes its memory."""
+    frames = np.random.default_rng(0).integers(0, 255, (3, 90, 70, 3), dtype=np.uint8)
+    processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=True)
+    prepared = processor([frames], max_slice_nums=1)
+    assert len(prepared["pixel_values"][0]) == 3

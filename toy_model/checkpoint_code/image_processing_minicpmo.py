@@ -150,9 +150,14 @@ class MiniCPMVImageProcessor(BaseImageProcessor):
 def _by_prompt(images: Any) -> list[list[Any]]:
     if not isinstance(images, (list, tuple)):
         return [[images]]
-    if not images or not isinstance(images[0], (list, tuple)):
+    if not images or not _is_group(images[0]):
         return [list(images)]
     return [list(group) for group in images]
+
+
+def _is_group(images: Any) -> bool:
+    """Several pictures: a list of them, or the frames of a video as one array."""
+    return isinstance(images, (list, tuple)) or getattr(images, "ndim", 3) == 4
 
 
 def _to_picture(image: Any) -> Image.Image:
