@@ -14,13 +14,14 @@ from typing import Any
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
-from app.config import EMBEDDED, AppConfig
+from app.config import EMBEDDED, TINY, AppConfig
 from app.ingress import Ingress, IngressOptions
 from deployments.decoder import Decoder, DecoderOptions
 from deployments.encoders.audio import AudioEncoder
 from deployments.encoders.preprocess_pool import PoolOptions
 from deployments.encoders.shell import EncoderOptions
 from deployments.encoders.vision import VisionEncoder
+from deployments.errors import GraphServeError
 from deployments.families.base import EncoderSpec, Family
 from deployments.families.registry import load_family
 from deployments.graph_controller import ControllerOptions, GraphController
@@ -72,13 +73,21 @@ def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
 
 
 def resolve_model(config: AppConfig) -> tuple[AppConfig, str]:
-    """Put the embedded checkpoint's folder in place of its name; the name clients use beside it."""
-    if config.model != EMBEDDED:
-        return config, config.served_model_name or config.model
-    from toy_model.write import ensure
+    """Put the folder of a checkpoint of ours in place of its name; the name clients use beside it."""
+    if config.model == EMBEDDED:
+        from toy_model.write import ensure
 
-    settled = config.model_copy(update={"model": str(ensure()), "trust_remote_code": True})
-    return settled, config.served_model_name or "graphserve-toy"
+        settled = config.model_copy(update={"model": str(ensure()), "trust_remote_code": True})
+        return settled, config.served_model_name or "graphserve-toy"
+    if config.model.startswith(TINY):
+        from tiny_models import folders
+
+        if (name := config.model.removeprefix(TINY)) not in folders.names():
+            known = ", ".join(TINY + known for known in folders.names())
+            raise GraphServeError(f"model: there is no {config.model}; tiny checkpoints are {known}")
+        settled = config.model_copy(update={"model": str(folders.ensure(name))})
+        return settled, config.served_model_name or config.model
+    return config, config.served_model_name or config.model
 
 
 def router(config: AppConfig, graphs: AnyGraphOptions) -> RequestRouterConfig:

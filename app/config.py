@@ -10,6 +10,8 @@ from policies.limits import MediaLimits
 
 EMBEDDED = "embedded"
 """Model name of the toy checkpoint that comes with the project."""
+TINY = "tiny-"
+"""Before the name of a module of ``tiny_models``: that family's tiny checkpoint, written on first use."""
 
 SET_ELSEWHERE = {
     "model": "model",

@@ -11,12 +11,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 LAYERS = {
-    "app": {"app", "deployments", "policies", "toy_model"},
+    "app": {"app", "deployments", "policies", "tiny_models", "toy_model"},
     "deployments": {"deployments", "policies"},
+    "tiny_models": {"tiny_models", "toy_model"},
     "toy_model": {"toy_model"},
     "policies": {"policies"},
 }
-OURS = {"app", "deployments", "policies", "toy_model", "tests", "benchmarks", "examples"}
+OURS = {"app", "deployments", "policies", "tiny_models", "toy_model", "tests", "benchmarks", "examples"}
 PYTORCH_CPU_INDEX = "download.pytorch.org"
 
 pytestmark = pytest.mark.rule
