@@ -130,11 +130,11 @@ class BudgetEncoderGraphs:
         self._count(tokens, reason)
         return outputs
 
-    def __call__(self, inputs: Items, *, batch_size: int, tokens: int = 0) -> "torch.Tensor":
+    def __call__(self, inputs: Mapping[str, Any], *, batch_size: int, tokens: int = 0) -> "torch.Tensor":
         """``encode``, with the items one after the other in one tensor."""
         import torch
 
-        return torch.cat(self.encode(inputs))
+        return torch.cat(self.encode(dict(inputs)))
 
     def stats(self) -> GraphStats:
         """Counts since the adapter's start, frozen, in items."""
