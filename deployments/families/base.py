@@ -64,7 +64,9 @@ class Preprocessor(Protocol):
 class EncoderCore(Protocol):
     """Packs items of one exact shape, runs the captured function, unpacks. GPU thread only."""
 
-    adapter: "GraphAdapter"
+    @property
+    def adapter(self) -> "GraphAdapter":
+        """The graphs of this encoder."""
 
     def encode(self, batch: Sequence[EncoderInputs]) -> "list[torch.Tensor]":
         """Encode items that all have the same ``shape_key``.

@@ -17,8 +17,6 @@ from deployments.families.base import UNKNOWN_KEY, EncoderCore, EncoderInputs, E
 if TYPE_CHECKING:
     import torch
 
-    from deployments.graphs.base import GraphAdapter
-
 CHANNELS = 3
 MAX_RATIO = 200  # of the sides: upstream's processor refuses thinner pictures
 Grid = tuple[int, int]  # rows, columns, in patches
@@ -156,7 +154,7 @@ class VisionCore:
             max_num_batched_tokens=largest,
             max_model_len=largest,
         )
-        self.graphs = BudgetEncoderGraphs(
+        self.adapter = BudgetEncoderGraphs(
             "vision",
             options,
             CudaBackend(self.device),
@@ -164,8 +162,7 @@ class VisionCore:
                 model, self._forward, config, self.device, self.dtype, may_capture
             ),
         )
-        self.adapter: GraphAdapter = self.graphs
-        model._encoder_graph = model.visual._encoder_graph = self.graphs
+        model._encoder_graph = model.visual._encoder_graph = self.adapter
 
     def encode(self, batch: Sequence[EncoderInputs]) -> "list[torch.Tensor]":
         """Encode pictures; returns (tokens, hidden) per picture, in the model's dtype."""
@@ -175,7 +172,7 @@ class VisionCore:
         patches = [np.asarray(item.arrays["pixel_values"]) for item in batch]
         grids = [[int(n) for n in np.asarray(item.arrays["image_grid_thw"])] for item in batch]
         pixels = stack_to_device(patches, self.device, self.dtype, join=True)
-        return self.graphs.encode({"pixel_values": pixels, "image_grid_thw": grids})
+        return self.adapter.encode({"pixel_values": pixels, "image_grid_thw": grids})
 
     def _forward(self, inputs: "dict[str, Any]") -> "torch.Tensor":
         """Upstream's own: eagerly from the grids, or in a graph from the buffers that stand for them."""
