@@ -19,6 +19,13 @@ TEXT_TYPES = {
 TEXT_EXTRAS = ("annotations", "cache_control", "closed", "logprobs", "signature")
 """Keys that other APIs put into such parts and that upstream passes over."""
 FORBIDDEN_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
+MEDIA_TYPES = {
+    "image_url": "pictures",
+    "input_audio": "audio",
+    "audio_url": "audio",
+    "video_url": "video",
+}
+"""Types of part that carry media, and what a model lacks that takes none of them."""
 AUDIO_FORMATS = ("flac", "mp3", "ogg", "wav")
 
 
@@ -79,8 +86,7 @@ def _media_part(part: Any, by_type: Mapping[str, str], path: str, i: int, j: int
         _check_text(part, TEXT_TYPES[kind], path)
         return None
     if kind not in by_type:
-        media = kind.endswith("_url") or kind == "input_audio"
-        why = "the model takes no such part" if media else "unknown type"
+        why = f"the model has no {MEDIA_TYPES[kind]}" if kind in MEDIA_TYPES else "unknown type"
         taken = ", ".join(["text", *sorted(by_type)])
         raise HttpError(400, f"{why}: {kind[:40]}; it takes {taken}", f"{path}.{kind[:40]}")
     param = f"{path}.{kind}"

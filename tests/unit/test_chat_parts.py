@@ -161,3 +161,15 @@ def test_messages_that_are_none_are_refused(messages: Any) -> None:
     with pytest.raises(HttpError) as caught:
         find_media({"messages": messages}, ENCODERS, 3)
     assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacks"), [("input_audio", "audio"), ("audio_url", "audio"), ("video_url", "video")]
+)
+def test_media_that_the_model_has_no_encoder_for_is_refused_by_name(kind: str, lacks: str) -> None:
+    """A model without audio says so, and what it takes instead."""
+    pictures_only = tuple(spec for spec in ENCODERS if spec.encoder == "vision")
+    part = {"type": kind, kind: {"data": "AAAA", "format": "wav", "url": "https://example.com/a"}}
+    with pytest.raises(HttpError, match=f"the model has no {lacks}.*it takes text, image_url") as refused:
+        find_media({"messages": [{"role": "user", "content": [part]}]}, pictures_only, 8)
+    assert (refused.value.status, refused.value.param) == (400, f"messages[0].content[0].{kind}")
