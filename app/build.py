@@ -152,6 +152,7 @@ def encoder_options(
         ),
         graphs=graphs,
         max_batch_size=config.encoders.max_batch_size,
+        batch_wait_s=config.encoders.batch_wait_s,
         stuck_after_s=config.encoders.stuck_after_s,
     )
 

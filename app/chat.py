@@ -82,13 +82,17 @@ class ChatFront:
         """Fetch one medium and read its key off the header."""
         try:
             data = await self._bytes(part)
-            # Off the event loop: hostile headers can cost a quarter of a second (docs/input.md).
-            key = await asyncio.to_thread(self.family.media_key, part.encoder, data)
+            # Off the event loop: a hostile header or a hash of 32 MiB can cost a quarter of a second.
+            key, uuid = await asyncio.to_thread(self._keys, part.encoder, data)
         except ClientError as error:
             raise from_client_error(error, part.param) from error
-        digest = hashlib.sha256(f"{self.identity}\0{part.encoder}\0".encode())
+        return part.encoder, MediaItem(data, key, uuid, request_id)
+
+    def _keys(self, encoder: str, data: bytes) -> tuple[str, str]:
+        """The media key, and the hash of all that the embedding depends on."""
+        digest = hashlib.sha256(f"{self.identity}\0{encoder}\0".encode())
         digest.update(data)
-        return part.encoder, MediaItem(data, key, digest.hexdigest(), request_id)
+        return self.family.media_key(encoder, data), digest.hexdigest()
 
     async def _bytes(self, part: MediaPart) -> bytes:
         if part.url is not None:

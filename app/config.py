@@ -35,6 +35,9 @@ class EncodersConfig(_Strict):
     """What both encoder deployments share."""
 
     max_batch_size: int = Field(default=8, ge=1, le=256)
+    batch_wait_s: float = Field(
+        default=0.004, ge=0, le=1, description="longest wait for company of one shape, and only in a queue"
+    )
     preprocess_workers: int = Field(default=1, ge=1, le=64, description="CPU processes per encoder replica")
     preprocess_timeout_s: float = Field(default=20.0, gt=0, description="longest preparation of one item")
     stuck_after_s: float = Field(

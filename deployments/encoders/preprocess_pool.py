@@ -151,7 +151,20 @@ def upstream_work(family: Family, encoder: str, spec: EncoderModelSpec, limits: 
     torch.set_num_threads(1)
     preprocess = family.preprocessor(encoder, encoder_config(spec))
     decode = media_decode.decoder(spec.modality, limits)
-    return lambda data: preprocess(decode(data))
+
+    def work(data: bytes) -> EncoderInputs:
+        medium = decode(data)
+        try:
+            return preprocess(medium)
+        except ClientError:
+            raise
+        except Exception as error:  # readable, and yet the checkpoint's processor cannot take it
+            logging.getLogger(__name__).warning("the processor refused an item", exc_info=True)
+            raise ClientError(
+                f"this part cannot be prepared for the model: {type(error).__name__}", code="media_invalid"
+            ) from error
+
+    return work
 
 
 def _start_worker(make_work: MakeWork, *args: Any) -> None:

@@ -5,7 +5,6 @@ device (contract C1). Preprocessing runs in CPU workers beside it, the event loo
 """
 
 import asyncio
-import collections
 import contextlib
 import logging
 import os
@@ -13,22 +12,21 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from deployments.encoders.batcher import COUNTED_KEYS, Batcher
 from deployments.encoders.preprocess_pool import PoolOptions, PreprocessPool
 from deployments.errors import ClientError, TerminalError, TransientError
-from deployments.families.base import EncoderInputs, EncoderSpec, Family
+from deployments.families.base import EncoderSpec, Family
 from deployments.messages import EncodeReceipt, MediaItem, embedding_to_message
 from deployments.serve_view import ReplicaPlace
 from deployments.upstream.encoder_model import EncoderModelSpec
+from policies.batching import BatchingPolicy
 from policies.lifecycle import Lifecycle, ReplicaState
 from policies.stats import GraphStats, ReplicaReport
 
 logger = logging.getLogger("ray.serve")
-
-COUNTED_KEYS = 256
-"""Media keys whose use is counted; the least used of more is forgotten."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +37,10 @@ class EncoderOptions:
     pool: PoolOptions
     graphs: Any  # policies.graph_options: GraphOptions or BudgetOptions
     max_batch_size: int = 8
+    batch_wait_s: float = 0.004  # longest wait for company, and only in a queue
     stuck_after_s: float = 30.0
     controller_timeout_s: float = 3.0
     drain_s: float = 15.0  # longest wait for work in hand before a recycled replica exits
-
-
-@dataclass
-class _Job:
-    inputs: EncoderInputs
-    done: "asyncio.Future[tuple[Any, bool, int, float, float]]"
-    queued_at_s: float = field(default_factory=time.monotonic)
 
 
 def _gpu_thread(*args: Any, **kwargs: Any) -> Any:
@@ -90,14 +82,10 @@ class EncoderShell:
         self.make_engine = make_engine or _gpu_thread
         self.worker = ThreadPoolExecutor(1, thread_name_prefix=f"{self.encoder}-gpu")
         self.engine: Any = None
-        self.queue: collections.deque[_Job] = collections.deque()
-        self.wake = asyncio.Event()
+        self.batches: Batcher | None = None
         self.idle = asyncio.Event()
         self.idle.set()
-        self.running_since_s: float | None = None
         self.pending = 0
-        self.media_keys: collections.Counter[str] = collections.Counter()
-        self.captured_media: dict[str, None] = {}
         self._started: asyncio.Future[None] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -126,10 +114,23 @@ class EncoderShell:
             workers.cancel()
             await self._fail(error)
             raise
-        self.captured_media.update(dict.fromkeys(self.engine.warmed))
-        self._pump = asyncio.create_task(self._run_batches(), name=f"{self.encoder}-batches")
+        self.batches = self._batcher()
+        self._pump = asyncio.create_task(self.batches.run(), name=f"{self.encoder}-batches")
         self._pump.add_done_callback(self._pump_ended)
         self._move(ReplicaState.READY, "warmed")
+
+    def _batcher(self) -> Batcher:
+        graphs = self.options.graphs
+        may_capture = self.graphs_enabled and self.engine.device != "cpu"
+        return Batcher(
+            self.worker,
+            self.engine,
+            self.replica_id,
+            BatchingPolicy(self.options.max_batch_size, self.options.batch_wait_s),
+            self._fail,
+            graph_sizes=getattr(graphs, "graph_batch_sizes", ()),
+            max_graphs=getattr(graphs, "max_graphs", 0) if may_capture else 0,
+        )
 
     async def _start_orders(self) -> dict[str, Any]:
         default = {"graphs_enabled": True, "warm_keys": ()}
@@ -149,8 +150,8 @@ class EncoderShell:
         self.failure = f"{type(error).__name__}: {error}"
         if self.life.state in (ReplicaState.WARMING, ReplicaState.READY):
             self._move(ReplicaState.FAILED, self.failure)
-        while self.queue:
-            self._refuse(self.queue.popleft())
+        if self.batches is not None:
+            self.batches.refuse_all(self.failure)
         if self.controller is None:
             return
         try:
@@ -207,7 +208,7 @@ class EncoderShell:
     @property
     def stalled_s(self) -> float:
         """How long the GPU thread has been at its batch; 0.0 when idle."""
-        since = self.running_since_s
+        since = self.batches.running_since_s if self.batches else None
         return 0.0 if since is None else time.monotonic() - since
 
     @property
@@ -235,10 +236,12 @@ class EncoderShell:
             begun = time.monotonic()
             inputs = await self.pool.run(item.data)
             preprocess_s = time.monotonic() - begun
-            job = self._queue(inputs)
-            tensor, hit, batch, queue_s, encode_s = await job.done
+            if self.failure is not None:
+                raise TerminalError(self.failure, self.replica_id)
+            assert self.batches is not None
+            done = await self.batches.submit(inputs)
             message = embedding_to_message(
-                tensor, uuid=item.uuid, encoder=self.encoder, metadata=inputs.metadata
+                done.tensor, uuid=item.uuid, encoder=self.encoder, metadata=inputs.metadata
             )
             yield EncodeReceipt(
                 uuid=item.uuid,
@@ -247,11 +250,11 @@ class EncoderShell:
                 shape_key=inputs.shape_key,
                 tokens=len(message.data),
                 bytes=message.data.nbytes,
-                outcome="hit" if hit else "miss",
-                batch_size=batch,
+                outcome="hit" if done.hit else "miss",
+                batch_size=done.batch_size,
                 preprocess_s=preprocess_s,
-                queue_s=queue_s,
-                encode_s=encode_s,
+                queue_s=done.queue_s,
+                encode_s=done.encode_s,
             )
             yield message
         except ClientError as error:
@@ -261,93 +264,17 @@ class EncoderShell:
             if not self.pending:
                 self.idle.set()
 
-    def _queue(self, inputs: EncoderInputs) -> _Job:
-        if self.failure is not None:
-            raise TerminalError(self.failure, self.replica_id)
-        job = _Job(inputs, asyncio.get_running_loop().create_future())
-        self.queue.append(job)
-        self.wake.set()
-        return job
-
     def _refuse_unless_ready(self) -> None:
         if self.failure is not None:
             raise TerminalError(self.failure, self.replica_id)
         if not self.life.state.takes_work:
             raise TransientError(f"this replica is {self.life.state.value}", self.replica_id)
 
-    def _refuse(self, job: _Job) -> None:
-        if not job.done.done():
-            job.done.set_exception(TerminalError(self.failure or "the batch loop ended", self.replica_id))
-
-    async def _run_batches(self) -> None:
-        while self.life.state in (ReplicaState.READY, ReplicaState.DRAINING):
-            if not self.queue:
-                self.wake.clear()
-                await self.wake.wait()
-                continue
-            batch = self._take_batch()
-            try:
-                await self._run_batch(batch)
-            finally:  # whatever went wrong, nobody of the batch waits for ever
-                for job in batch:
-                    self._refuse(job)
-
-    def _take_batch(self) -> list[_Job]:
-        """The oldest item, and the others of its exact shape that wait already."""
-        first = self.queue.popleft()
-        batch = [first]
-        kept: collections.deque[_Job] = collections.deque()
-        for job in self.queue:
-            same = job.inputs.shape_key == first.inputs.shape_key
-            (batch if same and len(batch) < self.options.max_batch_size else kept).append(job)
-        self.queue = kept
-        return [job for job in batch if not job.done.cancelled()]
-
-    async def _run_batch(self, batch: list[_Job]) -> None:
-        if not batch:
-            return
-        self.running_since_s = begun = time.monotonic()
-        try:
-            tensors, hit = await asyncio.get_running_loop().run_in_executor(
-                self.worker, self.engine.encode, [job.inputs for job in batch]
-            )
-            if len(tensors) != len(batch):
-                raise RuntimeError(f"{len(tensors)} embeddings of {len(batch)} items")
-        except Exception as error:
-            await self._batch_failed(batch, error)
-            return
-        finally:
-            self.running_since_s = None
-        encode_s = time.monotonic() - begun
-        key = batch[0].inputs.shape_key
-        self._count(key, len(batch), hit)
-        for job, tensor in zip(batch, tensors, strict=True):
-            if not job.done.done():
-                job.done.set_result((tensor, hit, len(batch), begun - job.queued_at_s, encode_s))
-
-    async def _batch_failed(self, batch: list[_Job], error: Exception) -> None:
-        terminal = self.engine.failure is not None
-        for job in batch:
-            if not job.done.done():
-                kind = TerminalError if terminal else TransientError
-                job.done.set_exception(kind(f"{type(error).__name__}: {error}", self.replica_id))
-        if terminal:
-            await self._fail(error)
-        else:
-            logger.exception("a batch of %d items of shape %s failed", len(batch), batch[0].inputs.shape_key)
-
-    def _count(self, key: str, items: int, hit: bool) -> None:
-        self.media_keys[key] += items
-        if len(self.media_keys) > 2 * COUNTED_KEYS:
-            self.media_keys = collections.Counter(dict(self.media_keys.most_common(COUNTED_KEYS)))
-        if hit:
-            self.captured_media[key] = None
-
     # ---- reports ----
 
     def graph_report(self) -> ReplicaReport:
         """This replica's frozen report: state, modules, graphs and counts."""
-        engine = self.engine
+        engine, batches = self.engine, self.batches
         return ReplicaReport(
             replica_id=self.replica_id,
             start_id=self.start_id,
@@ -359,10 +286,10 @@ class EncoderShell:
             graphs_enabled=self.graphs_enabled,
             taken_at_s=time.time(),
             captured=tuple(engine.captured_keys()) if engine else (),
-            captured_media=tuple(self.captured_media),
+            captured_media=tuple(batches.captured_media) if batches else (),
             modules_loaded=self.modules,
             hits_by_graph=tuple(engine.hits_by_graph().items()) if engine else (),
-            calls_by_media_key=tuple(self.media_keys.most_common(COUNTED_KEYS)),
+            calls_by_media_key=tuple(batches.media_keys.most_common(COUNTED_KEYS)) if batches else (),
             leaked_bytes=engine.leaked_bytes if engine else 0,
             failure=self.failure,
             stats=engine.stats() if engine else GraphStats(),
@@ -372,17 +299,16 @@ class EncoderShell:
 
     def record_routing_stats(self) -> dict[str, Any]:
         """What the request router ranks by: state, media keys with a graph, free slots, queue."""
-        held = len(self.engine.captured_keys()) if self.engine else 0
-        slots = getattr(self.options.graphs, "max_graphs", 0) if self.graphs_enabled else 0
+        batches = self.batches
         return {
             "state": self.life.state.value,
             "graphs_enabled": self.graphs_enabled,
-            "captured": list(self.captured_media),
-            "free_slots": max(0, slots - held),
+            "captured": list(batches.captured_media) if batches else [],
+            "free_slots": batches.free_slots if batches else 0,
             "queued": self.pending,
         }
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Encoder tokens of work that waits or runs here."""
-        waiting = sum(job.inputs.tokens for job in self.queue)
+        waiting = self.batches.queued_tokens if self.batches else 0
         return {"queued_tokens": float(waiting), "pending_items": float(self.pending)}

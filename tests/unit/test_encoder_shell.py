@@ -79,7 +79,7 @@ async def queued(replica: Shell, engine: FakeEngine, contents: list[str]) -> "li
     await until(lambda: engine.batches)
     for content in contents[1:]:
         jobs.append(asyncio.create_task(encode(replica, content)))
-        await until(lambda: len(replica.queue) == len(jobs) - 1)
+        await until(lambda: len(replica.batches.queue) == len(jobs) - 1)
     return jobs
 
 
@@ -294,7 +294,7 @@ async def test_the_end_of_the_batch_loop_is_the_end_of_the_replica() -> None:
     """If the loop itself breaks, what waits is refused and the replica fails, instead of silence."""
     controller = FakeController()
     replica = await ready(controller=controller)
-    replica._count = lambda *_: 1 / 0  # type: ignore[assignment, return-value]
+    replica.batches.count = lambda *_: 1 / 0  # type: ignore[assignment, return-value]
     first = asyncio.create_task(encode(replica, "4x4:a"))
     await until(lambda: replica.life.state.value == "failed")
     assert controller.replica_failed.calls
@@ -328,7 +328,7 @@ async def test_a_recycled_replica_finishes_what_it_has_and_then_leaves() -> None
     gate = threading.Event()
     replica = await ready(FakeEngine(gate=gate))
     job = asyncio.create_task(encode(replica))
-    await until(lambda: replica.running_since_s)
+    await until(lambda: replica.batches.running_since_s)
     assert await replica.leave_if_you_are("r1", "by hand") is True
     assert await replica.leave_if_you_are("r1", "again") is True
     await until(lambda: replica.life.state.value == "draining")
@@ -357,7 +357,7 @@ async def test_draining_is_bounded() -> None:
     engine = FakeEngine(HANG)
     replica = await ready(engine, drain_s=0.1)
     job = asyncio.create_task(encode(replica))
-    await until(lambda: replica.running_since_s)
+    await until(lambda: replica.batches.running_since_s)
     await replica.leave_if_you_are("r1", "by hand")
     await until(lambda: replica.left, 4)
     engine.release.set()

@@ -1,0 +1,179 @@
+"""The queue before an encoder's GPU thread: one batch at a time, each of one exact shape."""
+
+import asyncio
+import collections
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployments.errors import TerminalError, TransientError
+from deployments.families.base import EncoderInputs
+from policies.batching import BatchingPolicy, Take, Waiting, next_batch
+
+logger = logging.getLogger("ray.serve")
+
+COUNTED_KEYS = 256
+"""Media keys whose use is counted; the least used of more is forgotten."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """One encoded item: its embedding (tokens, hidden) on the CPU, and what became of it on the way."""
+
+    tensor: Any
+    hit: bool
+    batch_size: int
+    queue_s: float
+    encode_s: float
+
+
+@dataclass
+class _Job:
+    inputs: EncoderInputs
+    done: "asyncio.Future[Done]"
+    queued_at_s: float = field(default_factory=time.monotonic)
+
+
+class Batcher:
+    """Feeds the GPU thread. ``failed`` is awaited once the engine is terminal, after the batch was told."""
+
+    def __init__(
+        self,
+        worker: Executor,
+        engine: Any,
+        replica_id: str,
+        policy: BatchingPolicy,
+        failed: Callable[[BaseException], Awaitable[None]],
+        graph_sizes: Sequence[int] = (),
+        max_graphs: int = 0,
+    ) -> None:
+        self.worker = worker
+        self.engine = engine
+        self.replica_id = replica_id
+        self.policy = policy
+        self.failed = failed
+        self.graph_sizes = tuple(graph_sizes)
+        self.max_graphs = max_graphs
+        self.queue: collections.deque[_Job] = collections.deque()
+        self.running_since_s: float | None = None
+        self.media_keys: collections.Counter[str] = collections.Counter()
+        self.captured_media: dict[str, None] = dict.fromkeys(engine.warmed)
+        self._wake = asyncio.Event()
+
+    def submit(self, inputs: EncoderInputs) -> "asyncio.Future[Done]":
+        """Queue one item; its future ends with the embedding, a TransientError or a TerminalError."""
+        job = _Job(inputs, asyncio.get_running_loop().create_future())
+        self.queue.append(job)
+        self._wake.set()
+        return job.done
+
+    def refuse_all(self, reason: str) -> None:
+        """End everything that waits."""
+        while self.queue:
+            self._refuse(self.queue.popleft(), reason)
+
+    @property
+    def free_slots(self) -> int:
+        """Graphs that may still be captured."""
+        return max(0, self.max_graphs - len(self.engine.captured_keys()))
+
+    @property
+    def queued_tokens(self) -> int:
+        """Embedding tokens of the work that waits."""
+        return sum(job.inputs.tokens for job in self.queue)
+
+    async def run(self) -> None:
+        """Run batches for ever. Cancel it to stop; its end by itself is a fault."""
+        while True:
+            self._wake.clear()
+            self._drop_cancelled()
+            if not self.queue:
+                await self._wake.wait()
+                continue
+            waiting = [Waiting(job.inputs.shape_key, job.queued_at_s) for job in self.queue]
+            step = next_batch(
+                waiting, time.monotonic(), policy=self.policy, graph_sizes=self._sizes(waiting[0].shape_key)
+            )
+            if isinstance(step, Take):
+                await self._run_and_settle(self._take(step.indices))
+            else:
+                await _wait(self._wake, step.seconds)
+
+    def _sizes(self, key: str) -> Mapping[str, Sequence[int]]:
+        """Sizes to prefer: a shape without a graph runs at a size that may get one, as long as one may.
+
+        Once captured it runs in whatever batch has formed: alone it is replayed, and in a queue a batch
+        moves more than replays one by one (docs/numbers.md).
+        """
+        if key in self.captured_media or not self.free_slots:
+            return {}
+        return {key: self.graph_sizes}
+
+    def _drop_cancelled(self) -> None:
+        if any(job.done.cancelled() for job in self.queue):
+            self.queue = collections.deque(job for job in self.queue if not job.done.cancelled())
+
+    def _take(self, indices: Sequence[int]) -> list[_Job]:
+        jobs, chosen = list(self.queue), set(indices)
+        self.queue = collections.deque(job for i, job in enumerate(jobs) if i not in chosen)
+        return [jobs[i] for i in indices]
+
+    async def _run_and_settle(self, batch: list[_Job]) -> None:
+        try:
+            await self._run(batch)
+        finally:  # whatever went wrong, nobody of the batch waits for ever
+            for job in batch:
+                self._refuse(job, "the batch loop ended")
+
+    async def _run(self, batch: list[_Job]) -> None:
+        self.running_since_s = begun = time.monotonic()
+        try:
+            tensors, hit = await asyncio.get_running_loop().run_in_executor(
+                self.worker, self.engine.encode, [job.inputs for job in batch]
+            )
+            if len(tensors) != len(batch):
+                raise RuntimeError(f"{len(tensors)} embeddings of {len(batch)} items")
+        except Exception as error:
+            await self._batch_failed(batch, error)
+            return
+        finally:
+            self.running_since_s = None
+        encode_s = time.monotonic() - begun
+        self.count(batch[0].inputs.shape_key, len(batch), hit)
+        for job, tensor in zip(batch, tensors, strict=True):
+            if not job.done.done():
+                job.done.set_result(Done(tensor, hit, len(batch), begun - job.queued_at_s, encode_s))
+
+    async def _batch_failed(self, batch: list[_Job], error: Exception) -> None:
+        terminal = self.engine.failure is not None
+        kind = TerminalError if terminal else TransientError
+        for job in batch:
+            if not job.done.done():
+                job.done.set_exception(kind(f"{type(error).__name__}: {error}", self.replica_id))
+        if terminal:
+            await self.failed(error)
+        else:
+            logger.exception("a batch of %d items of shape %s failed", len(batch), batch[0].inputs.shape_key)
+
+    def count(self, key: str, items: int, hit: bool) -> None:
+        """Note the use of a media key, and that it runs in graphs."""
+        self.media_keys[key] += items
+        if len(self.media_keys) > 2 * COUNTED_KEYS:
+            self.media_keys = collections.Counter(dict(self.media_keys.most_common(COUNTED_KEYS)))
+        if hit:
+            self.captured_media[key] = None
+
+    def _refuse(self, job: _Job, reason: str) -> None:
+        if not job.done.done():
+            job.done.set_exception(TerminalError(reason, self.replica_id))
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Until the event, but no longer than this."""
+    try:
+        await asyncio.wait_for(event.wait(), seconds)
+    except TimeoutError:
+        return

@@ -1,0 +1,108 @@
+"""The queue before the GPU thread, with a scripted engine."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from deployments.encoders.batcher import COUNTED_KEYS, Batcher
+from deployments.families.base import EncoderInputs
+from policies.batching import BatchingPolicy
+
+
+class Engine:
+    """Encodes at once, noting each batch; ``captured`` names grow when a lone item of a shape ran twice."""
+
+    failure: str | None = None
+
+    def __init__(self, gate: threading.Event | None = None) -> None:
+        self.gate = gate
+        self.warmed: list[str] = []
+        self.batches: list[list[str]] = []
+        self.captured: list[str] = []
+
+    def captured_keys(self) -> tuple[str, ...]:
+        return tuple(self.captured)
+
+    def encode(self, batch: list[EncoderInputs]) -> tuple[list[Any], bool]:
+        if self.gate is not None:
+            self.gate.wait(5)
+        key = batch[0].shape_key
+        self.batches.append([item.shape_key for item in batch])
+        if len(batch) == 1 and self.batches.count([key]) == 2:
+            self.captured.append(key)
+        return [f"{key} {i}" for i, _ in enumerate(batch)], len(batch) == 1 and key in self.captured
+
+
+def inputs(key: str) -> EncoderInputs:
+    return EncoderInputs({}, key, 4, {})
+
+
+async def run(engine: Engine, keys: list[str], **options: Any) -> Batcher:
+    """Submit all keys at once behind a first item that holds the engine, and wait for all."""
+
+    async def failed(error: BaseException) -> None:
+        raise AssertionError(error)
+
+    with ThreadPoolExecutor(1) as worker:
+        batcher = Batcher(worker, engine, "r1", BatchingPolicy(8, 0.001), failed, **options)
+        loop = asyncio.create_task(batcher.run())
+        futures = [batcher.submit(inputs(key)) for key in keys]
+        await asyncio.wait_for(asyncio.gather(*futures), 5)
+        loop.cancel()
+    return batcher
+
+
+async def test_items_of_one_shape_run_together() -> None:
+    """What waits of one exact shape is one batch; another shape is another batch."""
+    engine = Engine()
+    await run(engine, ["a", "a", "b", "a"])
+    assert engine.batches == [["a", "a", "a"], ["b"]]
+
+
+async def test_a_shape_that_may_get_a_graph_runs_alone_until_it_has_it() -> None:
+    """A hot shape is captured even in a queue, and from then on batches form again."""
+    engine = Engine()
+    batcher = await run(engine, ["a"] * 6, graph_sizes=(1,), max_graphs=2)
+    assert engine.batches == [["a"], ["a"], ["a", "a", "a", "a"]]
+    assert list(batcher.captured_media) == ["a"]
+
+
+async def test_without_a_free_slot_no_shape_runs_alone() -> None:
+    """When no graph can be captured any more, batches are as large as the queue gives."""
+    engine = Engine()
+    engine.captured = ["x"]
+    await run(engine, ["a"] * 4, graph_sizes=(1,), max_graphs=1)
+    assert engine.batches == [["a"] * 4]
+
+
+async def test_counted_keys_stay_bounded() -> None:
+    """A thousand shapes leave a bounded count, and the most used ones stay in it."""
+    batcher = Batcher(None, Engine(), "r1", BatchingPolicy(), None)  # type: ignore[arg-type]
+    for number in range(1000):
+        batcher.count(f"rare {number}", 1, hit=False)
+        batcher.count("hot", 1, hit=False)
+    assert len(batcher.media_keys) <= 2 * COUNTED_KEYS
+    assert batcher.media_keys["hot"] == 1000
+
+
+async def test_a_cancelled_item_is_not_encoded() -> None:
+    """Whoever went away while waiting costs no work."""
+    gate = threading.Event()
+    engine = Engine(gate)
+    with ThreadPoolExecutor(1) as worker:
+        batcher = Batcher(worker, engine, "r1", BatchingPolicy(8, 0.0), None)  # type: ignore[arg-type]
+        loop = asyncio.create_task(batcher.run())
+        first = batcher.submit(inputs("a"))
+        while batcher.running_since_s is None:
+            await asyncio.sleep(0.001)
+        gone, stays = batcher.submit(inputs("b")), batcher.submit(inputs("c"))
+        gone.cancel()
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(first, stays), 5)
+        loop.cancel()
+    assert engine.batches == [["a"], ["c"]]
+    with pytest.raises(asyncio.CancelledError):
+        await gone
