@@ -1,5 +1,6 @@
 """Upstream's Llama 4 with a way past its encoder, under upstream's name. Importing it imports the model."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,6 +57,24 @@ class Processor(mllama4.Mllama4MultiModalProcessor):  # type: ignore[misc]
 
     def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Mapping[str, Any]) -> Any:
         return fields(hf_inputs, self.info.tile_tokens)
+
+
+def mend_single_tiles() -> None:
+    """Let upstream's encoder take a single tile on the CPU, whose product wants rows that lie together.
+
+    The unfolded patches of one tile do not; of several tiles they are copied anyway.
+    """
+    convolution = mllama4.Llama4UnfoldConvolution
+    if "contiguous" not in inspect.getsource(convolution.forward):
+        convolution.forward = _unfold
+
+
+def _unfold(self: Any, hidden_states: Any) -> Any:
+    patches = self.unfold(hidden_states).permute(0, 2, 1).contiguous()
+    return self.linear(patches)[0]
+
+
+mend_single_tiles()
 
 
 @MULTIMODAL_REGISTRY.register_processor(

@@ -1,0 +1,96 @@
+"""Llama 4, divided, answers what vLLM's own undivided server answers, token for token.
+
+Needs: Ray, vLLM on the CPU, one server after the other (about 3 GB of memory). Real HTTP, official client.
+"""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests import media
+from tests.asking import Said, ask, ask_streamed, text, user
+from tests.cases import picture, turns
+from tests.servers import Server, client, running_app, running_undivided
+from tiny_models import folders
+
+ONE_TILE = (100, 80)
+SIX_TILES = (300, 200)  # and the global one
+EIGHT_TILES = (40, 600)
+CASES = {
+    "text": user(text("Tell me about the red circle.")),
+    "one_tile": user(text("What is this?"), picture(ONE_TILE)),
+    "another_of_one_tile": user(text("What is this?"), picture(ONE_TILE, 1)),
+    "tile_grid_and_global_tile": user(picture(SIX_TILES, 1), text("What is this?")),
+    "another_tile_grid": user(picture(SIX_TILES, 2), text("What is this?")),
+    "three_images": user(
+        text("First"), picture(ONE_TILE, 2), text("second"), picture(SIX_TILES, 3), picture(EIGHT_TILES, 4)
+    ),
+    "images_in_several_turns": turns(
+        [text("Look"), picture(ONE_TILE, 5)], "A blue square.", [text("And now?"), picture(SIX_TILES, 6)]
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
+def dtype(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
+    """The undivided server's answers; it has ended when the tests run."""
+    folder = tmp_path_factory.mktemp("undivided")
+    with running_undivided(folder, str(folders.ensure("llama4")), dtype=dtype) as server:
+        return {name: ask(client(server), messages) for name, messages in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def app(dtype: str, expected: dict[str, Said], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Our application, as configs/llama4-tiny.yaml starts it."""
+    args = {"served_model_name": "graphserve-toy", "dtype": dtype}
+    folder = tmp_path_factory.mktemp("llama4")
+    with running_app(folder, args=args, source="configs/llama4-tiny.yaml") as server:
+        yield server
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tokens_equal_the_undivided_run(app: Server, expected: dict[str, Said], name: str) -> None:
+    """Whole and streamed, each case's tokens, text, stop reason and prompt length equal vLLM's own."""
+    assert len(expected[name].tokens) > 0
+    assert ask(client(app), CASES[name]) == expected[name]
+    assert ask_streamed(client(app), CASES[name]) == expected[name]
+
+
+def test_different_pictures_give_different_answers(expected: dict[str, Said]) -> None:
+    """Equal tokens mean something only where a wrong embedding would show."""
+    assert len({said.tokens for said in expected.values()}) == len(CASES)
+
+
+def test_prompts_grow_by_the_tiles_of_their_pictures(expected: dict[str, Said]) -> None:
+    """Upstream's layout: 16 places for each tile, and the markers between the tiles of a grid."""
+    one, grid = expected["one_tile"].prompt_tokens, expected["tile_grid_and_global_tile"].prompt_tokens
+    separators = 4 + 2  # between the three columns of two rows, after each row
+    assert grid - one == 6 * 16 + separators
+
+
+def test_each_part_holds_its_own_weights(app: Server) -> None:
+    """The decoder has no vision weights, the encoder no language model, and nobody serves audio."""
+    report = httpx.get(f"{app.base_url}/v1/graphs", trust_env=False).json()
+    assert {tuple(replica["modules_loaded"]) for replica in report["replicas"]} == {
+        ("vision_model", "multi_modal_projector")
+    }
+    assert [decoder["modules_loaded"] for decoder in report["decoders"]] == [["language_model"]]
+    assert set(report["totals"]) == {"vision"}
+    assert report["totals"]["vision"]["unit"] == "items"
+
+
+def test_audio_is_refused_by_name(app: Server) -> None:
+    """A sound sent to a model without audio is a 400 that says so and names the part."""
+    sound = dict(media.input_audio_part(media.sound_bytes(media.tone(1.0))))
+    body = {"model": "graphserve-toy", "messages": user(text("Listen"), sound)}
+    answer = httpx.post(f"{app.base_url}/v1/chat/completions", json=body, trust_env=False)
+    error = answer.json()["error"]
+    assert answer.status_code == 400
+    assert "the model has no audio" in error["message"]
+    assert error["param"] == "messages[0].content[1].input_audio"
