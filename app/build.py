@@ -26,7 +26,13 @@ from deployments.families.base import EncoderSpec, Family
 from deployments.families.registry import load_family
 from deployments.graph_controller import ControllerOptions, GraphController
 from deployments.upstream.encoder_model import EncoderModelSpec
-from policies.graph_options import BudgetOptions, GraphOptions, budget_options, graph_options
+from policies.graph_options import (
+    BUDGET_KEYS,
+    BudgetOptions,
+    GraphOptions,
+    budget_options,
+    graph_options,
+)
 from policies.limits import MediaLimits
 from policies.recycling import RecyclingPolicy
 
@@ -47,6 +53,7 @@ def build(config: AppConfig) -> Application:
 
 def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
     """Bind the graph for a resolved config and the family of its model."""
+    refuse_missing_encoders(config, family)
     limits = config.media.limits
     graphs = {spec.encoder: _graph_options(config, spec) for spec in family.encoders}
 
@@ -70,6 +77,15 @@ def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
     )
     application: Application = INGRESS.bind(options, encoders, decoder, controller)
     return application
+
+
+def refuse_missing_encoders(config: AppConfig, family: Family) -> None:
+    """Raise for a setting of an encoder that the model does not have."""
+    there = {spec.encoder for spec in family.encoders}
+    for path, block in (("graphs", config.graphs), ("controller.warm_keys", config.controller.warm_keys)):
+        for encoder in block:
+            if encoder not in there:
+                raise GraphServeError(f"{path}.{encoder}: {family.name} has no {encoder} encoder")
 
 
 def resolve_model(config: AppConfig) -> tuple[AppConfig, str]:
@@ -164,6 +180,10 @@ def decoder_options(config: AppConfig, model_name: str) -> DecoderOptions:
         "enforce_eager": config.enforce_eager,
         **config.decoder.engine_args,
     }
+    if isinstance(compilation := engine_args.get("compilation_config"), Mapping):
+        # Upstream's keys of encoder graphs are the encoders' here; the decoder has no encoder to capture.
+        kept = {key: value for key, value in compilation.items() if key not in BUDGET_KEYS}
+        engine_args["compilation_config"] = kept
     if config.hf_overrides:
         engine_args.setdefault("hf_overrides", dict(config.hf_overrides))
     return DecoderOptions(

@@ -11,7 +11,8 @@ from app import build as build_module
 from app.build import assemble, controller_options, decoder_options, identity
 from app.config import SET_ELSEWHERE, AppConfig
 from deployments.decoder import engine_options
-from policies.graph_options import OptionError
+from deployments.errors import GraphServeError
+from policies.graph_options import BudgetOptions, OptionError
 from tests.fakes import FakeFamily
 
 ROOT = Path(__file__).parents[2]
@@ -132,3 +133,75 @@ def test_identity_changes_with_the_processor_files(tmp_path: Path) -> None:
     before = identity(config, FakeFamily())
     (tmp_path / "preprocessor_config.json").write_text('{"max_slice_nums": 4}')
     assert identity(config, FakeFamily()) != before
+
+
+# ---- families with other graphs and other encoders ----
+
+
+def tiny_llama4(**args: Any) -> tuple[AppConfig, Any]:
+    from deployments.families.llama4 import Llama4
+
+    return AppConfig.model_validate(args), Llama4(hidden_size=8)
+
+
+def test_a_model_with_budget_graphs_gets_their_options() -> None:
+    """Budgets come from our block or upstream's keys, and know the decoder's token limits."""
+    config, family = tiny_llama4(
+        graphs={"vision": {"max_items_per_batch": 3}},
+        decoder={
+            "engine_args": {
+                "max_model_len": 4096,
+                "max_num_batched_tokens": 8192,
+                "compilation_config": {"encoder_cudagraph_token_budgets": [144, 720], "level": 3},
+            }
+        },
+    )
+    options = build_module._graph_options(config, family.encoders[0])
+    assert options == BudgetOptions(token_budgets=(144, 720), max_items_per_batch=3, decoder_tokens=4096)
+    assert decoder_options(config, "name").engine_args["compilation_config"] == {"level": 3}
+    told = controller_options(config, family, {"vision": options})
+    assert told.encoders == {"VisionEncoder": ("vision", "items")}
+    assert told.warm_graphs == {"VisionEncoder": 0}
+    assert build_module.slots(options) == 0
+
+
+@pytest.mark.parametrize("args", [{}, {"max_num_seqs": 4}])
+def test_without_limits_of_the_decoder_the_encoders_own_count(args: dict[str, Any]) -> None:
+    """0 stands for what the encoder process knows by itself."""
+    assert build_module.decoder_tokens(args) == 0
+
+
+def test_wrong_budget_options_are_named_by_their_path() -> None:
+    """A key of the other kind of graph is an error that names it."""
+    config, family = tiny_llama4(graphs={"vision": {"max_graphs": 4}})
+    with pytest.raises(OptionError) as caught:
+        assemble(config, "name", family)
+    assert caught.value.path == "graphs.vision.max_graphs"
+
+
+@pytest.mark.parametrize(
+    ("args", "path"),
+    [
+        ({"graphs": {"audio": {"max_graphs": 4}}}, "graphs.audio"),
+        ({"controller": {"warm_keys": {"audio": ["f500"]}}}, "controller.warm_keys.audio"),
+    ],
+)
+def test_settings_of_an_encoder_that_the_model_lacks_are_refused(args: dict[str, Any], path: str) -> None:
+    """Llama 4 has no audio: the builder says so instead of passing over what was meant."""
+    config, family = tiny_llama4(**args)
+    with pytest.raises(GraphServeError, match=f"{path}: llama4 has no audio encoder"):
+        assemble(config, "name", family)
+
+
+def test_no_audio_encoder_is_started_for_a_model_without_audio() -> None:
+    """The bound application holds the encoders of the family and no other."""
+    config, family = tiny_llama4(model="some")
+    bound = assemble(config, "name", family)._bound_deployment
+    assert list(bound.init_args[1]) == ["vision"]
+    assert "AudioEncoder" not in bound.init_args[0].deployments
+
+
+def test_an_unknown_tiny_model_is_refused_with_those_there_are() -> None:
+    """A misspelt name is an error at build, not a search on the hub."""
+    with pytest.raises(GraphServeError, match=r"there is no tiny-lama4; tiny checkpoints are .*tiny-llama4"):
+        build_module.resolve_model(AppConfig(model="tiny-lama4"))
