@@ -31,3 +31,12 @@ def test_the_variant_that_shares_a_gpu_is_good_too() -> None:
     shares = [entry["ray_actor_options"]["num_gpus"] for entry in variant["deployments"]]
     assert len(shares) == 3
     assert sum(shares) <= 1
+
+
+def test_the_decoder_has_as_many_gpus_as_it_divides_over() -> None:
+    """In llama4-scout.yaml Ray gives the decoder the GPUs that vLLM then asks for."""
+    config = yaml.safe_load((ROOT / "configs" / "llama4-scout.yaml").read_text(encoding="utf-8"))
+    (app,) = config["applications"]
+    decoder = next(entry for entry in app["deployments"] if entry["name"] == "Decoder")
+    wanted = app["args"]["decoder"]["engine_args"]["tensor_parallel_size"]
+    assert decoder["ray_actor_options"]["num_gpus"] == wanted == 4
