@@ -127,6 +127,31 @@ def llama4(dims: Dimensions, dtype: torch.dtype, device: str) -> Any:
     return _finish(model, dtype, device, keep_dtype=True)
 
 
+def qwen2_5_vl(dtype: torch.dtype, device: str, depth: int = 32) -> Any:
+    """A ``Qwen2_5_VLForConditionalGeneration`` that holds the 7B model's encoder alone, maybe less deep."""
+    from deployments.upstream.qwen_pictures import use_pillow_for_qwen
+
+    use_pillow_for_qwen()
+    from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLVisionConfig
+    from vllm.model_executor.models import qwen2_5_vl as upstream
+
+    vision = Qwen2_5_VLVisionConfig(
+        depth=depth, hidden_size=1280, intermediate_size=3420, num_heads=16, out_hidden_size=3584,
+        fullatt_block_indexes=[depth * quarter // 4 - 1 for quarter in (1, 2, 3, 4)],
+    )  # fmt: skip
+    model = upstream.Qwen2_5_VLForConditionalGeneration.__new__(upstream.Qwen2_5_VLForConditionalGeneration)
+    torch.nn.Module.__init__(model)
+    model.config = SimpleNamespace(vision_config=vision)
+    model.model_config = SimpleNamespace(max_model_len=8192)
+    limits = SimpleNamespace(max_num_batched_tokens=8192)
+    model.vllm_config = SimpleNamespace(scheduler_config=limits, model_config=model.model_config)
+    model.is_multimodal_pruning_enabled = model.use_data_parallel = False
+    model.get_max_frames_per_video = lambda: 1  # upstream asks the checkpoint's processor; no videos here
+    with _default_dtype(dtype), torch.device(device):
+        model.visual = upstream.Qwen2_5_VisionTransformer(vision)
+    return _finish(model, dtype, device, keep_dtype=True)
+
+
 def _import_mllama4() -> Any:
     """The module imports torchvision for its image processor, which no encoder needs: lend it a name."""
     names = ["torchvision", "torchvision.transforms", "torchvision.transforms.v2"]

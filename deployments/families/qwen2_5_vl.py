@@ -21,6 +21,12 @@ CHANNELS = 3
 MAX_RATIO = 200  # of the sides: upstream's processor refuses thinner pictures
 Grid = tuple[int, int]  # rows, columns, in patches
 
+LAUNCH_BOUND_TOKENS = 1200
+"""Up to this many tokens an eager run takes as long as one, for the host is the slower (H200)."""
+
+FIXED_TOKENS = 150
+"""What a replay costs beside its tokens, in tokens: small ones do not fill the card (H200)."""
+
 
 @dataclass(frozen=True)
 class Qwen25VL:
@@ -161,6 +167,8 @@ class VisionCore:
             lambda may_capture: BudgetGraphs(
                 model, self._forward, config, self.device, self.dtype, may_capture
             ),
+            launch_bound_tokens=LAUNCH_BOUND_TOKENS,
+            fixed_tokens=FIXED_TOKENS,
         )
         model._encoder_graph = model.visual._encoder_graph = self.adapter
 
