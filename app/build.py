@@ -192,6 +192,7 @@ def decoder_options(config: AppConfig, model_name: str) -> DecoderOptions:
         dtype=config.dtype,
         trust_remote_code=config.trust_remote_code,
         revision=config.revision,
+        stream_interval_s=config.decoder.stream_interval_s,
         engine_args=engine_args,
     )
 

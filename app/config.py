@@ -49,6 +49,12 @@ class DecoderConfig(_Strict):
     """The decoder. ``engine_args`` are arguments of vLLM's own server by their Python names."""
 
     engine_args: dict[str, Any] = Field(default_factory=dict)
+    stream_interval_s: float = Field(
+        default=0.02,
+        ge=0,
+        le=1,
+        description="events of one stream that come faster than this travel together",
+    )
 
     @field_validator("engine_args")
     @classmethod

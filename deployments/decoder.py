@@ -1,6 +1,7 @@
 """The language decoder: vLLM without encoder weights, taking embeddings where media stood."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -12,6 +13,7 @@ from ray import serve
 from deployments.errors import GraphServeError
 from deployments.families.base import Family
 from deployments.messages import EMBEDDING_PART, ChatHead, EncodedMedia, message_to_embedding
+from deployments.streaming import joined
 from deployments.upstream.engine import ChatEngine
 
 logger = logging.getLogger("ray.serve")
@@ -26,6 +28,7 @@ class DecoderOptions:
     dtype: str
     trust_remote_code: bool
     revision: str | None
+    stream_interval_s: float = 0.02  # events of one stream that come faster travel together
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -108,17 +111,17 @@ class Decoder:
 
         Yields a ChatHead, then server-sent events as text, or one JSON body.
         """
-        filled = self._fill(request, embeddings)
-        head_sent = False
+        pieces = self.engine.chat(self._fill(request, embeddings))
         try:
-            async for piece in self.engine.chat(filled):
-                self._leave_if_dead()  # upstream answers a dead engine with an error: not to be passed on
-                if head_sent:
-                    yield piece
-                else:
-                    yield ChatHead(*piece)
-                    head_sent = True
+            head = ChatHead(*await anext(pieces))
+            self._leave_if_dead()  # upstream answers a dead engine with an error: not to be passed on
+            yield head
+            async with contextlib.aclosing(joined(pieces, self.options.stream_interval_s)) as texts:
+                async for text in texts:
+                    self._leave_if_dead()
+                    yield text
         finally:
+            await pieces.aclose()  # ends the request in the engine when the client has gone
             self._leave_if_dead()
 
     def _fill(self, request: dict[str, Any], embeddings: tuple[EncodedMedia, ...]) -> dict[str, Any]:

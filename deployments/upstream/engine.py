@@ -1,7 +1,7 @@
 """vLLM's engine and its own OpenAI serving, without its HTTP server."""
 
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from deployments.errors import GraphServeError
@@ -93,7 +93,7 @@ class ChatEngine:
         listed: dict[str, Any] = (await self.models.show_available_models()).model_dump()
         return listed
 
-    async def chat(self, request: dict[str, Any]) -> AsyncIterator[Any]:
+    async def chat(self, request: dict[str, Any]) -> AsyncGenerator[Any, None]:
         """Run one chat request. Yields the status and whether it streams, then text pieces."""
         from jinja2 import TemplateError
         from pydantic import ValidationError

@@ -1,0 +1,77 @@
+"""Joining the pieces of a stream."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from deployments.streaming import joined
+
+
+async def stream(
+    pieces: list[str], pause_s: float = 0.0, error: Exception | None = None
+) -> AsyncIterator[str]:
+    for piece in pieces:
+        yield piece
+        await asyncio.sleep(pause_s)
+    if error is not None:
+        raise error
+
+
+PIECES = [f"piece {n};" for n in range(50)]
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 0.001, 0.05])
+async def test_the_text_is_the_same(interval_s: float) -> None:
+    """Whatever the interval, the joined pieces are the stream's text in order."""
+    assert "".join([text async for text in joined(stream(PIECES), interval_s)]) == "".join(PIECES)
+
+
+async def test_a_fast_stream_takes_few_messages() -> None:
+    """Fifty pieces within one interval become two messages at most."""
+    messages = [text async for text in joined(stream(PIECES), 0.2)]
+    assert len(messages) <= 2
+
+
+async def test_a_slow_stream_is_passed_on_piece_by_piece() -> None:
+    """Pieces further apart than the interval are not held back for company."""
+    messages = [text async for text in joined(stream(PIECES[:4], pause_s=0.03), 0.005)]
+    assert messages == PIECES[:4]
+
+
+async def test_the_first_piece_does_not_wait() -> None:
+    """The time to the first token does not grow by the interval."""
+    texts = joined(stream(PIECES, pause_s=0.01), 5.0)
+    assert await asyncio.wait_for(anext(texts), 1) == PIECES[0]
+    await texts.aclose()
+
+
+async def test_an_error_comes_after_what_came_before_it() -> None:
+    """A stream that breaks gives its text first and its error then."""
+    texts = joined(stream(PIECES[:3], error=ValueError("broke")), 0.01)
+    seen = ""
+    while len(seen) < len("".join(PIECES[:3])):
+        seen += await anext(texts)
+    assert seen == "".join(PIECES[:3])
+    with pytest.raises(ValueError, match="broke"):
+        await anext(texts)
+
+
+async def test_closing_it_closes_the_stream() -> None:
+    """A client that goes away ends the source, which frees the engine."""
+    closed = asyncio.Event()
+
+    async def endless() -> AsyncIterator[str]:
+        try:
+            while True:
+                yield "x"
+                await asyncio.sleep(0.001)
+        finally:
+            closed.set()
+
+    source = endless()
+    texts = joined(source, 0.01)
+    await anext(texts)
+    await texts.aclose()
+    await source.aclose()
+    assert closed.is_set()
