@@ -153,7 +153,7 @@ def test_budgets_go_from_upstreams_smallest_to_what_the_decoder_takes(model: Any
 
 @pytest.mark.rule("B4")
 def test_a_small_picture_is_worth_a_large_graph(model: Any) -> None:
-    """Measured on an H200: the host needs 33 ms for any eager run up to 1024 tokens, whose replay takes 28."""
+    """Measured on an H200: 33 ms for any eager run of up to 1024 tokens; 28 for a replay of as many."""
     costs = VisionCore(model, BudgetOptions(), "cpu").adapter._costs
     assert not graphs_lose([1024], 70, **costs)
     assert graphs_lose([2048], 70, **costs)
