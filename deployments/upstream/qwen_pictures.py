@@ -7,6 +7,7 @@ which it chooses by itself where torchvision is missing; we serve no videos.
 """
 
 import importlib
+import importlib.util
 import sys
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ def use_pillow_for_qwen() -> bool:
     """Put the Pillow rules in torchvision's place if, and only if, that is missing. True if they are."""
     from transformers.utils import is_torchvision_available
 
-    if is_torchvision_available():
+    if is_torchvision_available() or importlib.util.find_spec(PILLOW_MODULE) is None:
         return False
     from transformers import Qwen2_5_VLProcessor
     from transformers.processing_utils import VideosKwargs
