@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ray
 from ray import serve
 
 from deployments.errors import GraphServeError
@@ -50,6 +51,27 @@ def engine_options(options: DecoderOptions, family: Family) -> dict[str, Any]:
     }
 
 
+def check_gpus(engine_args: Mapping[str, Any], held: int) -> None:
+    """Raise when vLLM would divide over another number of GPUs than Ray gave this replica.
+
+    Without GPUs (0) there is nothing to compare: the CPU, or a machine whose GPUs Ray does not count.
+    """
+    if engine_args.get("distributed_executor_backend") == "ray":
+        return  # its workers hold GPUs of their own
+    wanted = 1
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        wanted *= int(engine_args.get(name, 1))
+    if held and held != wanted:
+        raise GraphServeError(
+            f"decoder.engine_args divides the model over {wanted} GPUs, but the Decoder has {held}: "
+            f"set ray_actor_options.num_gpus of deployment Decoder to {wanted}"
+        )
+
+
+def _held_gpus() -> int:
+    return len(ray.get_gpu_ids()) if ray.is_initialized() else 0
+
+
 @serve.deployment(
     name="Decoder",
     health_check_period_s=1,
@@ -69,6 +91,7 @@ class Decoder:
         self._started: asyncio.Future[None] | None = None
 
     async def _start(self) -> None:
+        check_gpus(self.options.engine_args, _held_gpus())
         await self.engine.start()
         self.modules = await self.engine.loaded_modules()
         forbidden = {name for spec in self.family.encoders for name in spec.modules}

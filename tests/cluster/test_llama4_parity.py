@@ -4,6 +4,8 @@ Needs: Ray, vLLM on the CPU, one server after the other (about 3 GB of memory). 
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from tests import media
 from tests.asking import Said, ask, ask_streamed, text, user
 from tests.cases import picture, turns
-from tests.servers import Server, client, running_app, running_undivided
+from tests.servers import ENGINE, Server, client, running_app, running_undivided
 from tiny_models import folders
 
 ONE_TILE = (100, 80)
@@ -32,25 +34,49 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module", params=["float32", pytest.param("bfloat16", marks=pytest.mark.full)])
-def dtype(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@dataclass(frozen=True)
+class Run:
+    """How the model runs: its dtype, and over how many processes the decoder is divided."""
+
+    dtype: str
+    processes: int = 1
+
+
+RUNS = [
+    pytest.param(Run("float32"), id="float32"),
+    pytest.param(Run("bfloat16"), id="bfloat16", marks=pytest.mark.full),
+    pytest.param(Run("float32", processes=2), id="divided_decoder", marks=pytest.mark.full),
+]
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def run(request: pytest.FixtureRequest) -> Run:
+    assert isinstance(request.param, Run)
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def expected(dtype: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
+def expected(run: Run, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Said]:
     """The undivided server's answers; it has ended when the tests run."""
     folder = tmp_path_factory.mktemp("undivided")
-    with running_undivided(folder, str(folders.ensure("llama4")), dtype=dtype) as server:
+    with running_undivided(folder, str(folders.ensure("llama4")), dtype=run.dtype) as server:
         return {name: ask(client(server), messages) for name, messages in CASES.items()}
 
 
 @pytest.fixture(scope="module")
-def app(dtype: str, expected: dict[str, Said], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def app(run: Run, expected: dict[str, Said], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Our application, as configs/llama4-tiny.yaml starts it."""
-    args = {"served_model_name": "graphserve-toy", "dtype": dtype}
+    engine_args: dict[str, Any] = dict(ENGINE)
+    if run.processes > 1:
+        engine_args |= {"tensor_parallel_size": run.processes, "distributed_executor_backend": "mp"}
+    args = {
+        "served_model_name": "graphserve-toy",
+        "dtype": run.dtype,
+        "decoder": {"engine_args": engine_args},
+    }
     folder = tmp_path_factory.mktemp("llama4")
-    with running_app(folder, args=args, source="configs/llama4-tiny.yaml") as server:
+    env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two processes may share a core
+    with running_app(folder, args=args, source="configs/llama4-tiny.yaml", env=env) as server:
         yield server
 
 
