@@ -25,6 +25,7 @@ SOAK_S = float(os.environ.get("GRAPHSERVE_SOAK_S", "1200"))
 RECYCLE_EVERY_S = 120.0
 SETTLE_SHARE = 0.4  # of the time: caches, pools and allocators fill up in it
 GROWTH_BYTES = 64 << 20
+OPEN = {"RAY_AUTH_MODE": "disabled"}  # so that a second program may ask this cluster about its objects
 ADMIN = {"Authorization": "Bearer admin-secret"}
 
 pytestmark = pytest.mark.full
@@ -38,7 +39,7 @@ def soaked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "controller": {"max_recycles_per_window": 50},
     }
     replicas = {"VisionEncoder": {"num_replicas": 2}}
-    with running_app(tmp_path_factory.mktemp("soak"), args, replicas) as server:
+    with running_app(tmp_path_factory.mktemp("soak"), args, replicas, env=OPEN) as server:
         yield server
 
 
@@ -72,7 +73,12 @@ def stored_objects(server: Server) -> tuple[float, int]:
         f"ray.init(address={address!r}, log_to_driver=False); print(memory_summary(stats_only=True))"
     )
     said = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", program],
+        env={**os.environ, **OPEN},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     ).stdout
     match = re.search(r"Plasma memory usage (\d+) MiB, (\d+) objects", said)
     assert match, said
