@@ -7,6 +7,7 @@ from typing import Any
 from vllm.model_executor.models import mllama4
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.parse import DictEmbeddingItems, MultiModalDataParser
+from vllm.platforms import current_platform
 
 from deployments.upstream.llama4_embeds import fields
 
@@ -65,7 +66,7 @@ def mend_single_tiles() -> None:
     The unfolded patches of one tile do not; of several tiles they are copied anyway.
     """
     convolution = mllama4.Llama4UnfoldConvolution
-    if "contiguous" not in inspect.getsource(convolution.forward):
+    if current_platform.is_cpu() and "contiguous" not in inspect.getsource(convolution.forward):
         convolution.forward = _unfold
 
 
