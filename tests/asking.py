@@ -77,6 +77,20 @@ def _joined(chunks: Iterable[Any]) -> Said:
     return Said("".join(words), tuple(tokens), prompt_tokens, reason)
 
 
+def check_parity(client: OpenAI, reference: OpenAI, messages: list[dict[str, Any]], times: int = 1) -> Said:
+    """Assert that the whole and the streamed answer equal the reference's, token for token.
+
+    ``times`` more whole answers are compared after the streamed one. Returns the reference's answer.
+    """
+    expected = ask(reference, messages)
+    assert len(expected.tokens) > 0
+    assert ask(client, messages) == expected
+    assert ask_streamed(client, messages) == expected
+    for _ in range(times - 1):
+        assert ask(client, messages) == expected
+    return expected
+
+
 async def ask_crowd(base_url: str, requests: list[Any], at_once: int, max_tokens: int = 24) -> list[Said]:
     """Every request's answer, at most ``at_once`` in hand."""
     gate = asyncio.Semaphore(at_once)

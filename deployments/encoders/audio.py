@@ -2,18 +2,10 @@
 
 from ray import serve
 
-from deployments.encoders.shell import EncoderShell
+from deployments.encoders.shell import DEPLOYMENT, EncoderShell
 
 
-@serve.deployment(
-    name="AudioEncoder",
-    health_check_period_s=1,
-    health_check_timeout_s=120,
-    max_ongoing_requests=64,
-    graceful_shutdown_timeout_s=20,
-    ray_actor_options={"num_cpus": 0},
-    logging_config={"enable_access_log": False},
-)
+@serve.deployment(name="AudioEncoder", **DEPLOYMENT)
 class AudioEncoder(EncoderShell):
     """Runs the family's audio encoder."""
 

@@ -29,6 +29,17 @@ from policies.stats import GraphStats, ReplicaReport
 logger = logging.getLogger("ray.serve")
 
 
+DEPLOYMENT: dict[str, Any] = {
+    "health_check_period_s": 1,
+    "health_check_timeout_s": 120,
+    "max_ongoing_requests": 64,
+    "graceful_shutdown_timeout_s": 20,
+    "ray_actor_options": {"num_cpus": 0},
+    "logging_config": {"enable_access_log": False},
+}
+"""Serve's options of every encoder deployment, before the config's own overrides."""
+
+
 @dataclass(frozen=True)
 class EncoderOptions:
     """What an encoder replica is told, whichever encoder it is."""

@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 
-from tests.asking import ask, ask_crowd, ask_streamed
+from tests.asking import ask_crowd, check_parity
 from tests.cases import CASES, crowd_request
 from tests.servers import Server, client
 
@@ -15,10 +15,7 @@ from tests.servers import Server, client
 @pytest.mark.parametrize("name", CASES)
 def test_tokens_equal_the_undivided_run(app: Server, undivided: Server, name: str) -> None:
     """Whole and streamed, each case's tokens, text, stop reason and prompt length equal vLLM's own."""
-    expected = ask(client(undivided), CASES[name])
-    assert len(expected.tokens) > 0
-    assert ask(client(app), CASES[name]) == expected
-    assert ask_streamed(client(app), CASES[name]) == expected
+    check_parity(client(app), client(undivided), CASES[name])
 
 
 def test_a_crowd_gets_no_answer_mixed_up(app: Server, undivided: Server) -> None:
