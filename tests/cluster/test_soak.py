@@ -70,7 +70,8 @@ def stored_objects(server: Server) -> tuple[float, int]:
     address = next(word.split("=")[1] for word in raylet.cmdline() if word.startswith("--gcs-address="))
     program = (
         "import ray; from ray._private.internal_api import memory_summary; "
-        f"ray.init(address={address!r}, log_to_driver=False); print(memory_summary(address={address!r}, stats_only=True))"
+        f"ray.init(address={address!r}, log_to_driver=False); "
+        f"print(memory_summary(address={address!r}, stats_only=True))"
     )
     said = subprocess.run(
         [sys.executable, "-c", program],
