@@ -25,6 +25,7 @@ MROPE_SECTION = (
     12,
     12,
 )  # time, height, width: half a head's width in all, shared as in the real one
+ROPE_THETA = 100.0  # the real model: a million, by which a row of a small picture turns nothing visibly
 MAX_LENGTH = 8192
 
 VISION_HIDDEN = 128
@@ -55,7 +56,7 @@ def model_config() -> dict[str, Any]:
         "num_key_value_heads": KV_HEADS,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
-        "rope_theta": 1_000_000.0,
+        "rope_theta": ROPE_THETA,
         "rope_scaling": {"type": "mrope", "mrope_section": list(MROPE_SECTION)},
         "max_position_embeddings": MAX_LENGTH,
         "tie_word_embeddings": False,
