@@ -45,6 +45,18 @@ def invalid_request(error: Any) -> str:
     return body
 
 
+def parsed_request(request: Mapping[str, Any]) -> Any:
+    """The request in upstream's schema. Raises ValueError, whatever upstream's own checks stumble over."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    try:
+        return ChatCompletionRequest(**request)
+    except ValueError:  # pydantic's among them
+        raise
+    except Exception as error:  # they look into values before the types of these are checked
+        raise ValueError(f"the request does not fit the schema: {error}") from error
+
+
 class ChatEngine:
     """AsyncLLM with upstream's chat serving on top. Start it inside the running event loop."""
 
@@ -97,12 +109,11 @@ class ChatEngine:
         """Run one chat request. Yields the status and whether it streams, then text pieces."""
         from jinja2 import TemplateError
         from pydantic import ValidationError
-        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
         from vllm.exceptions import VLLMClientError
 
         try:
-            parsed = ChatCompletionRequest(**request)
+            parsed = parsed_request(request)
             answer = await self.chat_serving.create_chat_completion(parsed, raw_request=None)
         except ValidationError as error:
             yield 400, False

@@ -71,6 +71,7 @@ BAD = {
     "temperature_of_the_wrong_type": (
         {"messages": user(text("a")), "temperature": "hot"}, 400, "temperature",
     ),
+    "upstream_stumbles_over_a_type": ({"messages": user(text("a")), "structured_outputs": True}, 400, None),
     "over_long_prompt": ({"messages": user(text("red circle " * 9000))}, 400, "input_tokens"),
     "picture_that_is_none": (
         {"messages": user(text("a"), media.image_part(b"no picture"))},
