@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from app.chat_parts import MediaPart, find_media, with_embeddings
+from app.chat_parts import MediaPart, find_media, with_embeddings, without_placeholders
 from app.embedding_cache import EmbeddingCache, Encoded
 from app.failures import classify
 from app.http_errors import HttpError, from_client_error
@@ -68,8 +68,10 @@ class ChatFront:
         try:
             async with asyncio.timeout(self.deadline_s) as deadline:
                 media = find_media(request, self.family.encoders, self.limits.max_parts)
-                items = await _all(self._item(part, request_id) for part in media)
                 ready = with_embeddings(request, media)
+                if media:
+                    ready = without_placeholders(ready, self.family.placeholders)
+                items = await _all(self._item(part, request_id) for part in media)
                 return await self._decode(ready, media, items, deadline_s)
         except TimeoutError:
             if not deadline.expired():

@@ -31,6 +31,7 @@ class FakeFamily:
     hidden_size: int = 4
     name = "fake"
     architectures = ("FakeModel",)
+    placeholders = ("<pad>",)
     encoders = (
         EncoderSpec("vision", "image", ("eye",), ("image_url",)),
         EncoderSpec("audio", "audio", ("ear",), ("input_audio", "audio_url")),

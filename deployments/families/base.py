@@ -84,6 +84,7 @@ class Family(Protocol):
     encoders: tuple[EncoderSpec, ...]
     hidden_size: int  # width of an embedding row
     tool_parser: str  # vLLM's name of the model's tool-call format
+    placeholders: tuple[str, ...]  # texts by which upstream finds a medium's place in a prompt
 
     def media_key(self, encoder: str, data: bytes) -> str:
         """Shape key from the header of ``data`` alone, or ``unknown``; never decodes media."""

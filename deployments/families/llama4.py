@@ -35,6 +35,7 @@ class Llama4:
         ),
     )
     tool_parser = "llama4_pythonic"
+    placeholders = ("<|image|>", "<|patch|>")
 
     @classmethod
     def from_checkpoint(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "Llama4":

@@ -39,6 +39,7 @@ class MiniCPMO:
         EncoderSpec("audio", "audio", ("apm", "audio_projection_layer"), ("input_audio", "audio_url")),
     )
     tool_parser = "hermes"
+    placeholders = ("(<image>./</image>)", "(<audio>./</audio>)", "<unk>")
 
     @classmethod
     def from_checkpoint(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "MiniCPMO":

@@ -43,6 +43,7 @@ class Qwen25VL:
     architectures = ("Qwen2_5_VLForConditionalGeneration",)
     encoders = (EncoderSpec("vision", "image", ("visual",), ("image_url",), graph_kind="budget"),)
     tool_parser = "hermes"
+    placeholders = ("<|image_pad|>",)
 
     @classmethod
     def from_checkpoint(cls, config: Mapping[str, Any], processor: Mapping[str, Any]) -> "Qwen25VL":
