@@ -5,7 +5,7 @@ import hmac
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -77,6 +77,22 @@ class IngressOptions:
 
 # Everything that Ingress's methods use stands above it: serve.ingress() freezes the class, and the module's
 # names as they are at that moment, when it decorates.
+
+
+async def read_body(stream: AsyncIterator[bytes], max_bytes: int, timeout_s: float) -> bytes:
+    """The whole body. Raises HttpError 413 when it is too large, 504 when the client is too slow with it."""
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            async for chunk in stream:
+                size += len(chunk)
+                if size > max_bytes:
+                    raise HttpError(413, f"the body is larger than {max_bytes} bytes")
+                chunks.append(chunk)
+    except TimeoutError:
+        raise HttpError(504, f"the body did not come within {timeout_s:g} s") from None
+    return b"".join(chunks)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -170,15 +186,9 @@ class Ingress:
         self.in_hand -= 1
 
     async def _body(self, raw: Request) -> dict[str, Any]:
-        limit = self.options.config.max_body_bytes
-        chunks: list[bytes] = []
-        size = 0
-        async for chunk in raw.stream():
-            size += len(chunk)
-            if size > limit:
-                raise HttpError(413, f"the body is larger than {limit} bytes")
-            chunks.append(chunk)
-        request = parse_json(b"".join(chunks))
+        config = self.options.config
+        body = await read_body(raw.stream(), config.max_body_bytes, config.request_deadline_s)
+        request = parse_json(body)
         model = request.get("model")
         if model is not None and model != self.options.model_name:
             raise HttpError(404, f"The model `{model}` does not exist.", "model")

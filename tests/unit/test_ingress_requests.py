@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 
 from app.chat import Answer
 from app.http_errors import HttpError, from_client_error
-from app.ingress import EventStream, parse_json
+from app.ingress import EventStream, parse_json, read_body
 from deployments.errors import ClientError
 
 values = st.recursive(
@@ -54,6 +54,28 @@ def test_what_is_no_json_object_is_refused(body: bytes) -> None:
         parse_json(body)
     assert caught.value.status == 400
     assert json.loads(caught.value.response().body)["error"]["code"] == 400
+
+
+async def trickle(pieces: int) -> AsyncIterator[bytes]:
+    for _ in range(pieces):
+        yield b"12"
+    await _never()
+
+
+async def test_a_body_that_never_ends_is_given_up() -> None:
+    """Too large or too slow, it does not hold its place in the Ingress for ever; a whole one is kept."""
+    with pytest.raises(HttpError) as slow:
+        await read_body(trickle(2), 100, 0.05)
+    assert slow.value.status == 504
+    with pytest.raises(HttpError) as large:
+        await read_body(trickle(6), 10, 60)
+    assert large.value.status == 413
+
+    async def whole() -> AsyncIterator[bytes]:
+        yield b"12"
+        yield b"3"
+
+    assert await read_body(whole(), 3, 60) == b"123"
 
 
 def test_errors_have_openais_shape() -> None:
