@@ -81,12 +81,14 @@ def fill_picture_functions() -> bool:
 
     if is_torchvision_available():
         return False
-    if MODULE in sys.modules:
-        return True
     import PIL.Image
     from transformers import image_processing_backends as backends
     from transformers.models import llama4
 
+    # Both halves: something else may have loaded the processor's module without the functions it needs.
+    if MODULE in sys.modules and hasattr(backends, "tvF"):
+        return True
+    sys.modules.pop(MODULE, None)
     functional: Any = ModuleType(f"{FUNCTIONS}.functional")
     for part in (InterpolationMode, pil_to_tensor, resize, pad, normalize):
         setattr(functional, part.__name__, part)

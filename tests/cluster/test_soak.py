@@ -113,7 +113,7 @@ async def soak(server: Server, load: Load) -> list[dict[str, int]]:
 def test_memory_is_flat_and_the_store_is_empty(soaked: Server, tmp_path: Path) -> None:
     """Every answer right, no process grows after it settled, and no embedding stays in the store."""
     known = [(crowd_request(n), ask(client(soaked), crowd_request(n), max_tokens=8)) for n in range(24)]
-    load = Load(soaked, known, at_once=2)
+    load = Load(soaked, known, at_once=1)
     samples = asyncio.run(soak(soaked, load))
     report = httpx.get(f"{soaked.base_url}/v1/graphs", timeout=20, trust_env=False).json()
     print(load.fate.line(), f"recycles {len(report['recycles'])}")
