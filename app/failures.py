@@ -1,10 +1,14 @@
 """Sorts what can come out of a Serve call into the kinds that the retry policy knows."""
 
+import logging
+
 import ray.exceptions
 import ray.serve.exceptions
 
 from deployments.errors import ClientError, TerminalError, TransientError
 from policies.retry import ErrorKind
+
+logger = logging.getLogger("ray.serve")
 
 _DIED = (
     ray.exceptions.RayActorError,
@@ -12,6 +16,8 @@ _DIED = (
     ray.exceptions.NodeDiedError,
 )
 _LOST = (ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError)
+
+_PASSING = (ray.exceptions.RayError, ray.serve.exceptions.RayServeException, OSError)
 
 
 def classify(error: BaseException) -> tuple[ErrorKind, BaseException]:
@@ -31,9 +37,11 @@ def classify(error: BaseException) -> tuple[ErrorKind, BaseException]:
         return ErrorKind.TRANSIENT, cause
     if isinstance(cause, ray.serve.exceptions.RayServeException) and "actor died" in str(cause):
         return ErrorKind.DIED, _Short("the replica died")
-    return ErrorKind.TRANSIENT, _Short(
-        f"{type(cause).__name__}: {str(cause).splitlines()[0][:200] if str(cause) else ''}"
-    )
+    # Its text is for the log: it can hold paths, addresses, other people's words.
+    logger.warning("an unforeseen error", exc_info=cause)
+    raised_by_us = isinstance(error, ray.exceptions.RayTaskError) and not isinstance(cause, _PASSING)
+    kind = ErrorKind.FAULT if raised_by_us else ErrorKind.TRANSIENT
+    return kind, _Short(f"an inner fault ({type(cause).__name__}), see the server's log")
 
 
 class _Short(Exception):

@@ -26,7 +26,7 @@ from deployments.families.base import Family
 from policies.limits import MediaLimits
 
 logger = logging.getLogger("ray.serve")
-app = FastAPI(title="GraphServe", docs_url=None, redoc_url=None)
+app = FastAPI(title="GraphServe", docs_url=None, redoc_url=None, redirect_slashes=False)
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -230,7 +230,7 @@ class Ingress:
         except Exception as error:
             raise HttpError(503, f"the part that knows cannot answer: {classify(error)[1]}") from error
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health(self) -> Response:
         """Ready once everything was; from then on 200 while text can be answered."""
         health = self.readiness.health

@@ -11,6 +11,7 @@ class ErrorKind(StrEnum):
     TRANSIENT = "transient"  # this attempt failed, the replica may be fine
     TERMINAL = "terminal"  # that replica can do no more work
     DIED = "died"  # that replica is gone
+    FAULT = "fault"  # an error that nobody foresaw: likely the same everywhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class RetryPolicy:
     """
 
     max_attempts: int = 6
+    max_fault_attempts: int = 2  # of an unforeseen error, which every attempt would repeat
     first_backoff_s: float = 0.05
     backoff_growth: float = 3.0
     max_backoff_s: float = 2.0
@@ -84,7 +86,8 @@ def next_step(
         return GiveUp(503, f"{_CAUSES[failure.kind]} after a part of the answer had been sent")
     if now_s >= failure.deadline_s:
         return GiveUp(504, "the request's deadline has passed")
-    if failure.attempts >= policy.max_attempts:
+    fault = failure.kind is ErrorKind.FAULT
+    if failure.attempts >= (policy.max_fault_attempts if fault else policy.max_attempts):
         return GiveUp(503, f"{failure.attempts} attempts failed; in the last, {_CAUSES[failure.kind]}")
     lost = failure.kind in (ErrorKind.TERMINAL, ErrorKind.DIED)
     exclude = failure.excluded
@@ -98,6 +101,7 @@ def next_step(
 
 
 _CAUSES = {
+    ErrorKind.FAULT: "something went wrong inside",
     ErrorKind.TRANSIENT: "the attempt failed in passing",
     ErrorKind.TERMINAL: "the replica had failed for good",
     ErrorKind.DIED: "the replica died",

@@ -26,14 +26,20 @@ def raised_remotely(error: Exception) -> BaseException:
         (TerminalError("gone", "replica-1"), ErrorKind.TERMINAL),
         (TerminalGraphError("vision", "capture"), ErrorKind.TERMINAL),
         (TransientError("busy", "replica-1"), ErrorKind.TRANSIENT),
-        (GraphServeError("odd"), ErrorKind.TRANSIENT),
-        (ValueError("odd"), ErrorKind.TRANSIENT),
         (TimeoutError("inside the replica"), ErrorKind.TRANSIENT),
     ],
 )
 def test_kinds(error: Exception, kind: ErrorKind, wrap) -> None:  # type: ignore[no-untyped-def]
     """An error means the same whether it was raised here or in a replica."""
     assert classify(wrap(error))[0] is kind
+
+
+@pytest.mark.parametrize("error", [GraphServeError("odd"), ValueError("secret"), AttributeError("x.y")])
+def test_what_our_code_raises_unforeseen_is_a_fault(error: Exception) -> None:
+    """A replica's own error would come again at every attempt; its text stays in the log."""
+    kind, reason = classify(raised_remotely(error))
+    assert kind is ErrorKind.FAULT
+    assert "secret" not in str(reason)
 
 
 @pytest.mark.parametrize(

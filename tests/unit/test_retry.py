@@ -83,3 +83,10 @@ def test_bounds_that_make_no_sense_are_errors(wrong: dict[str, float]) -> None:
     """A policy without sense is refused when it is made."""
     with pytest.raises(ValueError):
         RetryPolicy(**wrong)  # type: ignore[arg-type]
+
+
+def test_an_unforeseen_error_is_tried_once_more() -> None:
+    """A fault of our own is not repeated six times with all of its encodes."""
+    first = Failure(ErrorKind.FAULT, attempts=1, deadline_s=100.0)
+    assert isinstance(next_step(first, 0.0, jitter=0.0), Retry)
+    assert isinstance(next_step(replace(first, attempts=2), 0.0, jitter=0.0), GiveUp)
