@@ -34,8 +34,8 @@ check: setup ## ruff and mypy
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy $(SOURCES)
 
-bench: setup ## the benchmarks that need an NVIDIA GPU
-	$(PY) -m benchmarks.gpu $(ARGS)
+bench: setup ## the encoder-graph benchmark, needs an NVIDIA GPU
+	$(PY) -m benchmarks.encoder_graphs $(ARGS)
 
 bench-cpu: setup ## the benchmarks that run anywhere
 	$(PY) -m benchmarks.cpu $(ARGS)
