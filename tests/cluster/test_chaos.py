@@ -263,9 +263,9 @@ async def test_graphs_are_disabled_when_every_replacement_fails(chaos: Chaos) ->
     """(c) Every replacement fails to capture while it warms: the next start has no graphs and serves."""
     victim = chaos.replicas("vision")[0]
     url = f"{chaos.server.base_url}/admin/replicas/{victim['replica_id']}/recycle"
-    say(chaos.script, "fail-vision", times=20)
     async with Load(chaos.server, chaos.known, at_once=4) as load:
-        await load.answered(4)
+        await load.answered(60)  # every shape is captured where it will be: only a fresh replica captures
+        say(chaos.script, "fail-vision", times=20)
         assert (await asyncio.to_thread(chaos.post, url, ADMIN)).status_code == 202
         took_s = await chaos.ready_again("vision", 2, {victim["start_id"]}, within_s=240)
         for path in chaos.script.glob("fail-vision.*"):
