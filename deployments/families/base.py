@@ -10,14 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from policies.stats import UNKNOWN_KEY as UNKNOWN_KEY  # the Ingress and the policies mean the same key
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
     from deployments.graphs.base import GraphAdapter
-
-UNKNOWN_KEY = "unknown"
-"""The media key of a piece of media whose header does not say its shape."""
 
 GRAPH_UNITS = {"exact": "calls", "budget": "items"}
 """What the statistics of each kind of encoder graph count."""

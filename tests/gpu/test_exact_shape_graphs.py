@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.encoder_plans import clip, image
 from benchmarks.random_encoders import REAL
 from deployments.families import minicpmo_gpu
-from deployments.families.base import EncoderInputs
 from deployments.graphs.cuda import CudaBackend
 from deployments.graphs.exact_shape import ExactShapeGraphs, Inputs
 from policies.admission import GraphOptions
@@ -17,18 +17,6 @@ from policies.admission import GraphOptions
 pytestmark = pytest.mark.gpu
 RNG = np.random.default_rng(0)
 NO_FLOOR = GraphOptions(min_free_bytes=0)
-
-
-def image(*grids: tuple[int, int]) -> EncoderInputs:
-    pixels = [RNG.standard_normal((3, 14, h * w * 14), dtype=np.float32) for h, w in grids]
-    arrays: dict[str, Any] = {"pixel_values": pixels, "tgt_sizes": np.array(grids)}
-    return EncoderInputs(arrays, str(grids), 64 * len(grids), {})
-
-
-def clip(*frames: int) -> EncoderInputs:
-    features = [RNG.standard_normal((80, n), dtype=np.float32) for n in frames]
-    arrays: dict[str, Any] = {"audio_features": features, "audio_feature_lens": np.array(frames)}
-    return EncoderInputs(arrays, str(frames), 0, {})
 
 
 def eager_twin(core: Any) -> Any:
