@@ -18,8 +18,8 @@ from app.config import EMBEDDED, TINY, AppConfig
 from app.ingress import Ingress, IngressOptions
 from deployments.decoder import Decoder, DecoderOptions
 from deployments.encoders.audio import AudioEncoder
+from deployments.encoders.options import EncoderOptions
 from deployments.encoders.preprocess_pool import PoolOptions
-from deployments.encoders.shell import EncoderOptions
 from deployments.encoders.vision import VisionEncoder
 from deployments.errors import GraphServeError
 from deployments.families.base import EncoderSpec, Family

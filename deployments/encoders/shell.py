@@ -12,46 +12,20 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from deployments.encoders.batcher import COUNTED_KEYS, Batcher
-from deployments.encoders.preprocess_pool import PoolOptions, PreprocessPool
+from deployments.encoders.options import EncoderOptions
+from deployments.encoders.preprocess_pool import PreprocessPool
 from deployments.errors import ClientError, TerminalError, TransientError
 from deployments.families.base import EncoderSpec, Family
 from deployments.messages import EncodeReceipt, MediaItem, embedding_to_message
 from deployments.serve_view import ReplicaPlace
-from deployments.upstream.encoder_model import EncoderModelSpec
 from policies.batching import BatchingPolicy
 from policies.lifecycle import Lifecycle, ReplicaState
 from policies.stats import GraphStats, ReplicaReport
 
 logger = logging.getLogger("ray.serve")
-
-
-DEPLOYMENT: dict[str, Any] = {
-    "health_check_period_s": 1,
-    "health_check_timeout_s": 120,
-    "max_ongoing_requests": 64,
-    "graceful_shutdown_timeout_s": 20,
-    "ray_actor_options": {"num_cpus": 0},
-    "logging_config": {"enable_access_log": False},
-}
-"""Serve's options of every encoder deployment, before the config's own overrides."""
-
-
-@dataclass(frozen=True)
-class EncoderOptions:
-    """What an encoder replica is told, whichever encoder it is."""
-
-    spec: EncoderModelSpec
-    pool: PoolOptions
-    graphs: Any  # policies.graph_options: GraphOptions or BudgetOptions
-    max_batch_size: int = 8
-    batch_wait_s: float = 0.004  # longest wait for company, and only in a queue
-    stuck_after_s: float = 30.0
-    controller_timeout_s: float = 3.0
-    drain_s: float = 15.0  # longest wait for work in hand before a recycled replica exits
 
 
 def _gpu_thread(*args: Any, **kwargs: Any) -> Any:

@@ -2,7 +2,8 @@
 
 from ray import serve
 
-from deployments.encoders.shell import DEPLOYMENT, EncoderShell
+from deployments.encoders.options import DEPLOYMENT
+from deployments.encoders.shell import EncoderShell
 
 
 @serve.deployment(name="VisionEncoder", **DEPLOYMENT)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from deployments.encoders.options import EncoderOptions
 from deployments.encoders.preprocess_pool import PoolOptions
-from deployments.encoders.shell import EncoderOptions, EncoderShell
+from deployments.encoders.shell import EncoderShell
 from deployments.errors import ClientError, TerminalError, TransientError
 from deployments.messages import EncodedMedia, EncodeReceipt, MediaItem
 from deployments.serve_view import ReplicaPlace
