@@ -10,23 +10,18 @@ from typing import Any
 
 import toy_model
 from tiny_models import folders
+from toy_model import configs
 from toy_model import vocabulary as words
+from toy_model.configs import HEAD_DIM, HEADS, HIDDEN, INTERMEDIATE, KV_HEADS, LAYERS, MAX_LENGTH
 from toy_model.weights import Spec, fill, linear, norm, to_safetensors
 
 SEED = 25
-HIDDEN = 256
-INTERMEDIATE = 512
-LAYERS = 3
-HEADS = 4
-KV_HEADS = 2
-HEAD_DIM = HIDDEN // HEADS
 MROPE_SECTION = (
     8,
     12,
     12,
 )  # time, height, width: half a head's width in all, shared as in the real one
 ROPE_THETA = 100.0  # the real model: a million, by which a row of a small picture turns nothing visibly
-MAX_LENGTH = 8192
 
 VISION_HIDDEN = 128
 VISION_INTERMEDIATE = 256
@@ -48,12 +43,7 @@ def model_config() -> dict[str, Any]:
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "model_type": "qwen2_5_vl",
         "dtype": "float32",
-        "vocab_size": len(ids),
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        **configs.decoder_sizes(),
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "rope_theta": ROPE_THETA,

@@ -38,6 +38,18 @@ CODE_FILES = (
 )
 
 
+def decoder_sizes() -> dict[str, Any]:
+    """The keys that say how large the decoder is, for every checkpoint of the Qwen kind."""
+    return {
+        "vocab_size": len(vocabulary()),
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+    }
+
+
 def model_config() -> dict[str, Any]:
     """What config.json holds."""
     ids = vocabulary()
@@ -46,12 +58,7 @@ def model_config() -> dict[str, Any]:
         "model_type": "minicpmo",
         "version": "4.5",
         "auto_map": {"AutoConfig": "configuration_minicpmo.MiniCPMOConfig"},
-        "vocab_size": len(ids),
-        "hidden_size": HIDDEN,
-        "intermediate_size": INTERMEDIATE,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
+        **decoder_sizes(),
         "head_dim": HEAD_DIM,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,

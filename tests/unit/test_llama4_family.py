@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from deployments.families.base import UNKNOWN_KEY
 from deployments.families.llama4 import Llama4, parse_tiles_key, tile_count, tiles_key
 from deployments.upstream import llama4_embeds, llama4_pictures
 from tests.media import drawn, image_bytes
@@ -93,21 +92,6 @@ def test_grids_of_any_size(pictures: Any, name: str, width: int, height: int) ->
     canvases = pictures.find_supported_resolutions(family.max_tiles, SizeDict(height=side, width=side))
     best = pictures.get_best_fit((height, width), torch.tensor(canvases), family.fill_canvas)
     assert family.grid(width, height) == (int(best[0]) // side, int(best[1]) // side)
-
-
-@pytest.mark.parametrize("orientation", [1, 6, 8])
-def test_the_key_is_that_of_the_picture_as_it_is_seen(orientation: int) -> None:
-    """EXIF orientation turns the grid as it turns the picture; the number of tiles stays."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = image_bytes(drawn(500, 120), "JPEG", exif=exif)
-    assert TINY.media_key("vision", data) == tiles_key(tile_count(*TINY.grid(500, 120)))
-
-
-@pytest.mark.parametrize("data", [b"", b"RIFF", b"\x89PNG\r\n\x1a\n", b"GIF89a\0\0\0\0", b"x" * 99])
-def test_what_no_header_says_is_unknown(data: bytes) -> None:
-    """Bytes of no known kind get the key ``unknown`` and never an exception."""
-    assert TINY.media_key("vision", data) == UNKNOWN_KEY
 
 
 @given(st.integers(1, 100))

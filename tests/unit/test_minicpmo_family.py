@@ -9,7 +9,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from deployments.families.base import UNKNOWN_KEY
 from deployments.families.minicpmo import (
     CHUNK_SAMPLES,
     MiniCPMO,
@@ -19,7 +18,7 @@ from deployments.families.minicpmo import (
     parse_frames_key,
     parse_grids_key,
 )
-from tests.media import drawn, image_bytes, sound_bytes, tone
+from tests.media import sound_bytes, tone
 from toy_model import configs
 from toy_model.checkpoint_code import image_processing_minicpmo as pictures
 
@@ -90,26 +89,6 @@ def test_full_size_pixels(width: int, height: int) -> None:
     """At 448 pixels too the processor's own output has the predicted grids."""
     out = processor_of(FULL).preprocess([[Image.new("RGB", (width, height))]])
     assert [(int(h), int(w)) for h, w in out["tgt_sizes"][0]] == FULL.grids(width, height)
-
-
-@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
-@pytest.mark.parametrize("image_format", ["JPEG", "PNG", "WEBP"])
-def test_the_key_is_that_of_the_picture_as_it_is_seen(image_format: str, orientation: int) -> None:
-    """EXIF orientation turns the key as it turns the picture."""
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    data = image_bytes(drawn(300, 200), image_format, exif=exif)
-    size = (200, 300) if orientation in (6, 8) else (300, 200)
-    assert TOY.media_key("vision", data) == grids_key(TOY.grids(*size))
-
-
-@pytest.mark.parametrize("encoder", ["vision", "audio"])
-@pytest.mark.parametrize(
-    "data", [b"", b"RIFF", b"\x89PNG\r\n\x1a\n", b"GIF89a\0\0\0\0", b"\xff\xd8\xff", b"x" * 99]
-)
-def test_what_no_header_says_is_unknown(encoder: str, data: bytes) -> None:
-    """Bytes of no known kind get the key ``unknown`` and never an exception: the decoder refuses them."""
-    assert TOY.media_key(encoder, data) == UNKNOWN_KEY
 
 
 # ---- sounds ----
