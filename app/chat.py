@@ -68,7 +68,7 @@ class ChatFront:
         try:
             async with asyncio.timeout(self.deadline_s) as deadline:
                 media = find_media(request, self.family.encoders, self.limits.max_parts)
-                ready = with_embeddings(request, media)
+                ready = with_embeddings({"request_id": request_id, **request}, media)
                 if media:
                     ready = without_placeholders(ready, self.family.placeholders)
                 items = await _all(self._item(part, request_id) for part in media)

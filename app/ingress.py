@@ -1,6 +1,7 @@
 """The front door: HTTP in OpenAI's shape. Needs no GPU and never touches a tensor."""
 
 import asyncio
+import contextlib
 import hmac
 import json
 import logging
@@ -13,8 +14,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from app import request_id
 from app.chat import Answer, ChatFront
 from app.config import AppConfig
 from app.embedding_cache import EmbeddingCache
@@ -22,11 +25,13 @@ from app.failures import classify
 from app.http_errors import HttpError
 from app.media_fetch import FetchOptions, MediaFetcher
 from app.readiness import Readiness
+from app.request_id import RequestId
 from deployments.families.base import Family
 from policies.limits import MediaLimits
 
 logger = logging.getLogger("ray.serve")
 app = FastAPI(title="GraphServe", docs_url=None, redoc_url=None, redirect_slashes=False)
+app.add_middleware(RequestId)
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -42,8 +47,14 @@ async def _no_such_route(_: Request, error: HTTPException) -> JSONResponse:
 
 @app.exception_handler(Exception)
 async def _broken(_: Request, error: Exception) -> JSONResponse:
-    logger.error("a request failed by a fault of ours: %r", error)
+    logger.error("a request failed by a fault of ours", exc_info=error)
     return HttpError(500, "internal error").response()
+
+
+@app.exception_handler(ClientDisconnect)
+async def _gone(_: Request, __: ClientDisconnect) -> Response:
+    """Nobody reads this answer; that a client goes away is no fault."""
+    return Response(status_code=499)
 
 
 class EventStream(StreamingResponse):
@@ -57,7 +68,8 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         try:
-            await super().__call__(scope, receive, send)
+            with contextlib.suppress(ClientDisconnect):
+                await super().__call__(scope, receive, send)
         finally:
             self.ended()
 
@@ -172,7 +184,7 @@ class Ingress:
         streaming = False
         try:
             request = await self._body(raw)
-            answer = await self.front.answer(request, serve.context._get_serve_request_context().request_id)
+            answer = await self.front.answer(request, request_id.current())
             if answer.events is None:
                 return Response(answer.body, status_code=answer.status, media_type="application/json")
             streaming = True
@@ -189,6 +201,9 @@ class Ingress:
         config = self.options.config
         body = await read_body(raw.stream(), config.max_body_bytes, config.request_deadline_s)
         request = parse_json(body)
+        given = request.get("request_id")
+        if isinstance(given, str) and not request_id.SANE.fullmatch(given):
+            raise HttpError(400, f"request_id must match {request_id.SANE.pattern}", "request_id")
         model = request.get("model")
         if model is not None and model != self.options.model_name:
             raise HttpError(404, f"The model `{model}` does not exist.", "model")

@@ -16,16 +16,23 @@ class ClientError(GraphServeError):
         param: path of the part, for example ``messages[0].content[1].image_url``.
         status: HTTP status, 400 to 499.
         code: short machine-readable word.
+        detail: the cause in a library's words, for the log alone.
     """
 
     def __init__(
-        self, message: str, param: str | None = None, status: int = 400, code: str | None = None
+        self,
+        message: str,
+        param: str | None = None,
+        status: int = 400,
+        code: str | None = None,
+        detail: str = "",
     ) -> None:
-        super().__init__(message, param, status, code)
+        super().__init__(message, param, status, code, detail)
         self.message = message
         self.param = param
         self.status = status
         self.code = code
+        self.detail = detail
 
     def __str__(self) -> str:
         return self.message

@@ -4,9 +4,9 @@ from deployments.errors import ClientError
 from policies.limits import Refusal
 
 
-def bad_part(what: str, code: str = "media_invalid", status: int = 400) -> ClientError:
+def bad_part(what: str, code: str = "media_invalid", status: int = 400, detail: str = "") -> ClientError:
     """An error whose message is "this part " and ``what``; who knows the part's path adds ``param``."""
-    return ClientError(f"this part {what}", status=status, code=code)
+    return ClientError(f"this part {what}", status=status, code=code, detail=detail)
 
 
 def raise_refusal(refusal: Refusal | None) -> None:

@@ -34,6 +34,7 @@ class Done:
 class _Job:
     inputs: EncoderInputs
     done: "asyncio.Future[Done]"
+    request_id: str
     queued_at_s: float = field(default_factory=time.monotonic)
 
 
@@ -63,9 +64,9 @@ class Batcher:
         self.captured_media: dict[str, None] = dict.fromkeys(engine.warmed)
         self._wake = asyncio.Event()
 
-    def submit(self, inputs: EncoderInputs) -> "asyncio.Future[Done]":
+    def submit(self, inputs: EncoderInputs, request_id: str = "") -> "asyncio.Future[Done]":
         """Queue one item; its future ends with the embedding, a TransientError or a TerminalError."""
-        job = _Job(inputs, asyncio.get_running_loop().create_future())
+        job = _Job(inputs, asyncio.get_running_loop().create_future(), request_id)
         self.queue.append(job)
         self._wake.set()
         return job.done
@@ -153,10 +154,17 @@ class Batcher:
         for job in batch:
             if not job.done.done():
                 job.done.set_exception(kind(f"{type(error).__name__}: {error}", self.replica_id))
+        ids = [job.request_id for job in batch]  # the loop belongs to no request: its records name them
+        logger.error(
+            "a batch of %d items of shape %s failed, of requests %s",
+            len(batch),
+            batch[0].inputs.shape_key,
+            ", ".join(ids),
+            exc_info=error,
+            extra={"request_ids": ids},
+        )
         if terminal:
             await self.failed(error)
-        else:
-            logger.exception("a batch of %d items of shape %s failed", len(batch), batch[0].inputs.shape_key)
 
     def count(self, key: str, items: int, hit: bool) -> None:
         """Note the use of a media key, and that it runs in graphs."""

@@ -17,8 +17,6 @@ from deployments.families import media_headers
 from deployments.media_errors import bad_part, raise_refusal
 from policies.limits import MODEL_RATE_HZ, MediaLimits, check_audio, check_bytes, check_image
 
-logger = logging.getLogger(__name__)
-
 
 def decoder(modality: str, limits: MediaLimits) -> Callable[[bytes], Any]:
     """The decoder of one modality: "image" gives RGB pictures, "audio" mono float32 samples at 16 kHz."""
@@ -107,5 +105,7 @@ def _decoded(decode: Callable[[], Any], what: str) -> Any:
     except MemoryError as error:
         raise TransientError(f"no memory to decode a {what}") from error
     except Exception as error:  # Pillow, libsndfile and FFmpeg have no common error, and struct, zlib join in
-        logger.info("cannot decode a %s: %s: %s", what, type(error).__name__, error)
-        raise bad_part(f"cannot be decoded: it is damaged, cut short or no {what} at all") from error
+        raise bad_part(
+            f"cannot be decoded: it is damaged, cut short or no {what} at all",
+            detail=f"{type(error).__name__}: {error}",
+        ) from error

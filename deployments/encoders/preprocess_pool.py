@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -159,9 +160,10 @@ def upstream_work(family: Family, encoder: str, spec: EncoderModelSpec, limits: 
         except ClientError:
             raise
         except Exception as error:  # readable, and yet the checkpoint's processor cannot take it
-            logging.getLogger(__name__).warning("the processor refused an item", exc_info=True)
             raise ClientError(
-                f"this part cannot be prepared for the model: {type(error).__name__}", code="media_invalid"
+                f"this part cannot be prepared for the model: {type(error).__name__}",
+                code="media_invalid",
+                detail=traceback.format_exc(),
             ) from error
 
     return work

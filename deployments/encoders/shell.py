@@ -224,7 +224,7 @@ class EncoderShell:
             if self.failure is not None:
                 raise TerminalError(self.failure, self.replica_id)
             assert self.batches is not None
-            done = await self.batches.submit(inputs)
+            done = await self.batches.submit(inputs, item.request_id)
             message = embedding_to_message(
                 done.tensor, uuid=item.uuid, encoder=self.encoder, metadata=inputs.metadata
             )
@@ -243,6 +243,7 @@ class EncoderShell:
             )
             yield message
         except ClientError as error:
+            logger.info("%s refused: %s %s", item.media_key, error, error.detail)
             yield error
         finally:
             self.pending -= 1
