@@ -1,6 +1,7 @@
 """``serve run CONFIG`` with a progress line, the address, and an end that leaves nothing behind.
 
-Everything it adds is for the eyes: ``serve run CONFIG`` alone starts the same application.
+``serve run CONFIG`` alone starts the same application, without the guard that ``app.proxy`` puts before
+Serve's proxy.
 """
 
 import contextlib
@@ -17,8 +18,16 @@ import httpx
 import psutil  # type: ignore[import-untyped]
 import yaml
 
+from app.proxy import IMPORT_PATH
+
 START_TIMEOUT_S = 1800.0
 STOP_TIMEOUT_S = 40.0
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": IMPORT_PATH,
+}
+"""What Ray is told unless the user's environment says otherwise."""
 
 
 def main(argv: list[str]) -> int:
@@ -33,7 +42,7 @@ def main(argv: list[str]) -> int:
         signal.signal(number, lambda *_: _interrupt())
     server = subprocess.Popen(
         [str(Path(sys.executable).with_name("serve")), "run", str(config)],
-        env={"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **os.environ},
+        env={**ENVIRONMENT, **os.environ},
         start_new_session=True,
     )
     children: dict[int, psutil.Process] = {}
