@@ -6,17 +6,19 @@ accepts misspelt keys.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from app.config import EMBEDDED, TINY, AppConfig
 from app.ingress import Ingress, IngressOptions
-from deployments.decoder import Decoder, DecoderOptions
+from deployments import serve_view
+from deployments.decoder import Decoder, DecoderOptions, check_gpus
 from deployments.encoders.audio import AudioEncoder
 from deployments.encoders.options import EncoderOptions
 from deployments.encoders.preprocess_pool import PoolOptions
@@ -26,6 +28,7 @@ from deployments.families.base import EncoderSpec, Family
 from deployments.families.registry import load_family
 from deployments.graph_controller import ControllerOptions, GraphController
 from deployments.upstream.encoder_model import EncoderModelSpec
+from policies.decoder_gpus import DecoderGpus
 from policies.graph_options import (
     BUDGET_KEYS,
     BudgetOptions,
@@ -33,7 +36,6 @@ from policies.graph_options import (
     budget_options,
     graph_options,
 )
-from policies.limits import MediaLimits
 from policies.recycling import RecyclingPolicy
 
 # Serve's decorator makes deployments of these classes, which their static types do not say.
@@ -47,6 +49,7 @@ AnyGraphOptions = GraphOptions | BudgetOptions
 
 def build(config: AppConfig) -> Application:
     """Bind the graph that ``config`` describes. Every error names the key at fault."""
+    refuse_wrong_gpus(config)
     config, model_name = resolve_model(config)
     return assemble(config, model_name, load_family(config.model, config.revision))
 
@@ -54,14 +57,11 @@ def build(config: AppConfig) -> Application:
 def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
     """Bind the graph for a resolved config and the family of its model."""
     refuse_missing_encoders(config, family)
-    limits = config.media.limits
-    graphs = {spec.encoder: _graph_options(config, spec) for spec in family.encoders}
+    graphs = {spec.encoder: encoder_graphs(config, spec) for spec in family.encoders}
 
     controller = CONTROLLER.bind(controller_options(config, family, graphs))
     encoders = {
-        spec.encoder: ENCODERS[spec.encoder]
-        .options(request_router_config=router(config, graphs[spec.encoder]))
-        .bind(encoder_options(config, spec, graphs[spec.encoder], limits), family, controller)
+        spec.encoder: bind_encoder(config, family, spec, graphs[spec.encoder], controller)
         for spec in family.encoders
     }
     decoder = DECODER.bind(decoder_options(config, model_name), family)
@@ -71,12 +71,52 @@ def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
         family=family,
         model_name=model_name,
         identity=identity(config, family),
-        limits=limits,
+        limits=config.media.limits,
         fetch=config.media.fetch,
         deployments=names,
     )
     application: Application = INGRESS.bind(options, encoders, decoder, controller)
     return application
+
+
+def bind_encoder(
+    config: AppConfig,
+    family: Family,
+    spec: EncoderSpec,
+    graphs: AnyGraphOptions,
+    controller: Any = None,
+    **serve_options: Any,
+) -> Application:
+    """The deployment of one encoder; without a controller its replicas start and leave by themselves."""
+    deployment = ENCODERS[spec.encoder].options(request_router_config=router(config, graphs), **serve_options)
+    bound: Application = deployment.bind(encoder_options(config, spec, graphs), family, controller)
+    return bound
+
+
+def refuse_wrong_gpus(config: AppConfig) -> None:
+    """Raise where ``deployments:`` beside these args gives the Decoder other GPUs than it divides over.
+
+    Later changes of ``deployments:`` alone do not come through here; a replica looks again when it starts.
+    """
+    for app in serve_view.configs_being_deployed():
+        if not _same_args(app.get("args") or {}, config):
+            continue
+        gpus = decoder_gpus(app.get("deployments") or (), counted=serve_view.gpus_in_cluster() > 0)
+        check_gpus(config.decoder.engine_args, gpus)
+
+
+def decoder_gpus(deployments: Iterable[Mapping[str, Any]], *, counted: bool) -> DecoderGpus:
+    """What ``deployments:`` of a Serve config gives a replica of the Decoder."""
+    overrides = {entry["name"]: entry for entry in deployments}.get(DECODER.name, {})
+    own = (overrides.get("ray_actor_options") or {}).get("num_gpus") or 0
+    return DecoderGpus(own, overrides.get("placement_group_bundles") or (), counted=counted)
+
+
+def _same_args(args: Mapping[str, Any], config: AppConfig) -> bool:
+    try:
+        return AppConfig.model_validate(args) == config
+    except ValidationError:  # an application of somebody else
+        return False
 
 
 def refuse_missing_encoders(config: AppConfig, family: Family) -> None:
@@ -123,7 +163,8 @@ def slots(graphs: AnyGraphOptions) -> int:
     return graphs.max_graphs if isinstance(graphs, GraphOptions) else 0
 
 
-def _graph_options(config: AppConfig, spec: EncoderSpec) -> AnyGraphOptions:
+def encoder_graphs(config: AppConfig, spec: EncoderSpec) -> AnyGraphOptions:
+    """The options of one encoder's graphs, checked."""
     block, path = config.graphs.get(spec.encoder), f"graphs.{spec.encoder}"
     if spec.graph_kind == "budget":
         upstream = config.decoder.engine_args.get("compilation_config")
@@ -146,9 +187,7 @@ def decoder_tokens(engine_args: Mapping[str, Any]) -> int:
     return min((int(limit) for limit in given if isinstance(limit, int)), default=0)
 
 
-def encoder_options(
-    config: AppConfig, spec: EncoderSpec, graphs: AnyGraphOptions, limits: MediaLimits
-) -> EncoderOptions:
+def encoder_options(config: AppConfig, spec: EncoderSpec, graphs: AnyGraphOptions) -> EncoderOptions:
     """What the replicas of one encoder are told."""
     return EncoderOptions(
         spec=EncoderModelSpec(
@@ -164,7 +203,7 @@ def encoder_options(
         pool=PoolOptions(
             workers=config.encoders.preprocess_workers,
             item_timeout_s=config.encoders.preprocess_timeout_s,
-            limits=limits,
+            limits=config.media.limits,
         ),
         graphs=graphs,
         max_batch_size=config.encoders.max_batch_size,

@@ -16,6 +16,7 @@ from deployments.families.base import Family
 from deployments.messages import EMBEDDING_PART, ChatHead, EncodedMedia, message_to_embedding
 from deployments.streaming import joined
 from deployments.upstream.engine import ChatEngine
+from policies.decoder_gpus import DecoderGpus, problem
 
 logger = logging.getLogger("ray.serve")
 
@@ -51,25 +52,27 @@ def engine_options(options: DecoderOptions, family: Family) -> dict[str, Any]:
     }
 
 
-def check_gpus(engine_args: Mapping[str, Any], held: int) -> None:
-    """Raise when vLLM would divide over another number of GPUs than Ray gave this replica.
+def check_gpus(engine_args: Mapping[str, Any], gpus: DecoderGpus) -> None:
+    """Raise GraphServeError where vLLM's workers and what Serve gives the replica do not fit."""
+    if (why := problem(engine_args, gpus)) is not None:
+        raise GraphServeError(why)
 
-    Without GPUs (0) there is nothing to compare: the CPU, or a machine whose GPUs Ray does not count.
+
+def held_gpus() -> DecoderGpus:
+    """What this replica really has; nothing where Ray does not run."""
+    if not ray.is_initialized():
+        return DecoderGpus(counted=False)
+    own = len(ray.get_gpu_ids())
+    group = ray.util.get_current_placement_group()
+    return DecoderGpus(own, group.bundle_specs if group else (), counted=own > 0)
+
+
+def lead_engine_to_this_cluster() -> None:
+    """The engine's process joins Ray by itself, and without an address it may join another or start one.
+
+    Upstream sets the address too, but not where it spawns processes anyway.
     """
-    if engine_args.get("distributed_executor_backend") == "ray":
-        return  # its workers hold GPUs of their own
-    wanted = 1
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        wanted *= int(engine_args.get(name, 1))
-    if held and held != wanted:
-        raise GraphServeError(
-            f"decoder.engine_args divides the model over {wanted} GPUs, but the Decoder has {held}: "
-            f"set ray_actor_options.num_gpus of deployment Decoder to {wanted}"
-        )
-
-
-def _held_gpus() -> int:
-    return len(ray.get_gpu_ids()) if ray.is_initialized() else 0
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address
 
 
 @serve.deployment(
@@ -91,7 +94,9 @@ class Decoder:
         self._started: asyncio.Future[None] | None = None
 
     async def _start(self) -> None:
-        check_gpus(self.options.engine_args, _held_gpus())
+        check_gpus(self.options.engine_args, held_gpus())
+        if self.options.engine_args.get("distributed_executor_backend") == "ray":
+            lead_engine_to_this_cluster()
         await self.engine.start()
         self.modules = await self.engine.loaded_modules()
         forbidden = {name for spec in self.family.encoders for name in spec.modules}

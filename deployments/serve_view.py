@@ -1,6 +1,8 @@
 """Serve's own knowledge of an application's replicas, and of the one that this process is."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray import serve
@@ -30,3 +32,21 @@ def replica_ids(app_name: str, deployments: tuple[str, ...]) -> set[str]:
     return {
         replica["replica_id"] for name in deployments for replica in known.get(name, {}).get("replicas", [])
     }
+
+
+def configs_being_deployed() -> list[Mapping[str, Any]]:
+    """The applications of the config that Serve has been given, each as it is written there.
+
+    Serve keeps them before it calls a builder, which is given ``args`` alone. Empty where Ray or Serve does
+    not run, as in a plain Python program.
+    """
+    client = _get_global_client(raise_if_no_controller_running=False) if ray.is_initialized() else None
+    if client is None:
+        return []
+    applications = client.get_serve_details()["applications"].values()
+    return [config for app in applications if (config := app.get("deployed_app_config"))]
+
+
+def gpus_in_cluster() -> float:
+    """GPUs that Ray counts, given away or not; 0 where it does not run."""
+    return float(ray.cluster_resources().get("GPU", 0)) if ray.is_initialized() else 0.0

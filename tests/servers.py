@@ -104,6 +104,16 @@ def client(server: "Server") -> OpenAI:
     return server.client
 
 
+def ray_workers(server: Server) -> list[psutil.Process]:
+    """Processes of vLLM's Ray executor, which are actors of their own."""
+    found = []
+    for process in server.processes():
+        with contextlib.suppress(psutil.Error):
+            if "RayWorkerProc" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
 def app_config(
     port: int,
     args: dict[str, Any] | None = None,

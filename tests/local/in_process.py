@@ -174,9 +174,7 @@ def _bind(config: AppConfig) -> Any:
     graphs = {spec.encoder: GraphOptions() for spec in family.encoders}
     controller = CONTROLLER.bind(controller_options(config, family, graphs))
     encoders = {
-        spec.encoder: kind.bind(
-            encoder_options(config, spec, graphs[spec.encoder], config.media.limits), family, controller
-        )
+        spec.encoder: kind.bind(encoder_options(config, spec, graphs[spec.encoder]), family, controller)
         for spec, kind in zip(family.encoders, (LocalVision, LocalAudio), strict=True)
     }
     decoder = LocalDecoder.bind(decoder_options(config, NAME), family)

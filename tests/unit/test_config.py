@@ -110,7 +110,7 @@ def test_the_config_reaches_those_it_is_for() -> None:
         {"enforce_eager": True, "encoders": {"stuck_after_s": 7}, "controller": {"window_s": 33}}
     )
     assert decoder_options(config, "name").engine_args["enforce_eager"] is True
-    graphs = {spec.encoder: build_module._graph_options(config, spec) for spec in FakeFamily.encoders}
+    graphs = {spec.encoder: build_module.encoder_graphs(config, spec) for spec in FakeFamily.encoders}
     policy = controller_options(config, FakeFamily(), graphs).policy
     assert (policy.stuck_after_s, policy.window_s) == (7, 33)
 
@@ -156,7 +156,7 @@ def test_a_model_with_budget_graphs_gets_their_options() -> None:
             }
         },
     )
-    options = build_module._graph_options(config, family.encoders[0])
+    options = build_module.encoder_graphs(config, family.encoders[0])
     assert options == BudgetOptions(token_budgets=(144, 720), max_items_per_batch=3, decoder_tokens=4096)
     assert decoder_options(config, "name").engine_args["compilation_config"] == {"level": 3}
     told = controller_options(config, family, {"vision": options})
@@ -205,3 +205,36 @@ def test_an_unknown_tiny_model_is_refused_with_those_there_are() -> None:
     """A misspelt name is an error at build, not a search on the hub."""
     with pytest.raises(GraphServeError, match=r"there is no tiny-lama4; tiny checkpoints are .*tiny-llama4"):
         build_module.resolve_model(AppConfig(model="tiny-lama4"))
+
+
+def _deployed(args: dict[str, Any], **decoder: Any) -> dict[str, Any]:
+    return {"args": args, "deployments": [{"name": "Ingress"}, {"name": "Decoder", **decoder}]}
+
+
+DIVIDED = {"decoder": {"engine_args": {"tensor_parallel_size": 4}}}
+
+
+@pytest.mark.parametrize(
+    ("deployed", "refused"),
+    [
+        ([], False),
+        ([_deployed(DIVIDED, ray_actor_options={"num_gpus": 4})], False),
+        ([_deployed(DIVIDED, ray_actor_options={"num_gpus": 2})], True),
+        ([_deployed(DIVIDED)], True),
+        ([_deployed({}, ray_actor_options={"num_gpus": 2})], False),  # another application's
+        ([{"args": {"not": "ours"}}], False),
+        ([{"args": DIVIDED}], True),
+    ],
+)
+def test_gpus_are_compared_at_build(
+    monkeypatch: pytest.MonkeyPatch, deployed: list[Any], refused: bool
+) -> None:
+    """The config that Serve was given says how many GPUs the Decoder gets; a wrong number fails the build."""
+    monkeypatch.setattr(build_module.serve_view, "configs_being_deployed", lambda: deployed)
+    monkeypatch.setattr(build_module.serve_view, "gpus_in_cluster", lambda: 8.0)
+    config = AppConfig.model_validate(DIVIDED)
+    if refused:
+        with pytest.raises(GraphServeError, match=r"tensor_parallel_size 4.*num_gpus is"):
+            build_module.build(config)
+    else:
+        build_module.refuse_wrong_gpus(config)

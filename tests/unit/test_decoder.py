@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.decoder import Decoder, DecoderOptions, check_gpus
+from deployments.decoder import Decoder, DecoderOptions
 from deployments.errors import GraphServeError
 from deployments.messages import EMBEDDING_PART, ChatHead, EncodedMedia
+from policies.decoder_gpus import DecoderGpus
 from tests.fakes import FakeChatEngine, FakeFamily
 
 DecoderClass = Decoder.func_or_class  # type: ignore[attr-defined]
@@ -117,26 +118,8 @@ async def _modules(*names: str) -> tuple[str, ...]:
     return names
 
 
-@pytest.mark.parametrize(
-    ("args", "held"),
-    [
-        ({}, 0),
-        ({}, 1),
-        ({"tensor_parallel_size": 4}, 4),
-        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, 4),
-        ({"tensor_parallel_size": 2}, 0),
-        ({"tensor_parallel_size": 8, "distributed_executor_backend": "ray"}, 1),
-    ],
-)
-def test_a_decoder_with_the_gpus_that_it_divides_over_starts(args: dict[str, Any], held: int) -> None:
-    """One GPU a part of the model; none on the CPU; vLLM's Ray executor finds its own."""
-    check_gpus(args, held)
-
-
-@pytest.mark.parametrize(("args", "held"), [({"tensor_parallel_size": 4}, 2), ({}, 2)])
-def test_a_wrong_number_of_gpus_is_named_at_start(args: dict[str, Any], held: int) -> None:
-    """The sentence says what is asked for, what is there and which key to change."""
-    with pytest.raises(
-        GraphServeError, match=rf"but the Decoder has {held}: set ray_actor_options\.num_gpus"
-    ):
-        check_gpus(args, held)
+async def test_gpus_that_do_not_fit_fail_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder whose replica has other GPUs than vLLM divides over never starts an engine."""
+    monkeypatch.setattr("deployments.decoder.held_gpus", lambda: DecoderGpus(2))
+    with pytest.raises(GraphServeError, match=r"over 1 GPU .* is 2: set it to 1"):
+        await decoder(FakeChatEngine()).check_health()

@@ -1,12 +1,15 @@
 """The configs that come with the project are good ones. Needs nothing."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from ray.serve.schema import ServeDeploySchema
+from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
+from app.build import decoder_gpus
 from app.config import AppConfig
+from policies.decoder_gpus import problem
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = [ROOT / "serve_config.yaml", *sorted((ROOT / "configs").glob("*.yaml"))]
@@ -22,21 +25,36 @@ def test_config_is_one_that_serve_and_the_builder_take(path: Path) -> None:
     assert {deployment.name for deployment in app.deployments} <= DEPLOYMENTS
 
 
+def variant(name: str, first: str) -> Any:
+    """The values in the comments at the end of a config, from their first line on."""
+    text = (ROOT / "configs" / name).read_text(encoding="utf-8")
+    lines = [line[1:] for line in text.splitlines() if line.startswith("#")]
+    return yaml.safe_load("\n".join(lines[lines.index(first) :]))
+
+
 def test_the_variant_that_shares_a_gpu_is_good_too() -> None:
     """The commented values at the end of minicpmo-4_5.yaml are YAML, and their fractions fit one GPU."""
-    text = (ROOT / "configs" / "minicpmo-4_5.yaml").read_text(encoding="utf-8")
-    lines = [line[1:] for line in text.splitlines() if line.startswith("#")]
-    start = lines.index("     deployments:")
-    variant = yaml.safe_load("\n".join(lines[start:]))
-    shares = [entry["ray_actor_options"]["num_gpus"] for entry in variant["deployments"]]
+    found = variant("minicpmo-4_5.yaml", "     deployments:")
+    shares = [entry["ray_actor_options"]["num_gpus"] for entry in found["deployments"]]
     assert len(shares) == 3
     assert sum(shares) <= 1
 
 
-def test_the_decoder_has_as_many_gpus_as_it_divides_over() -> None:
-    """In llama4-scout.yaml Ray gives the decoder the GPUs that vLLM then asks for."""
-    config = yaml.safe_load((ROOT / "configs" / "llama4-scout.yaml").read_text(encoding="utf-8"))
-    (app,) = config["applications"]
-    decoder = next(entry for entry in app["deployments"] if entry["name"] == "Decoder")
-    wanted = app["args"]["decoder"]["engine_args"]["tensor_parallel_size"]
-    assert decoder["ray_actor_options"]["num_gpus"] == wanted == 4
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_the_decoder_has_as_many_gpus_as_it_divides_over(path: Path) -> None:
+    """Serve gives the decoder the GPUs that vLLM then asks for, as the builder will check."""
+    (app,) = yaml.safe_load(path.read_text(encoding="utf-8"))["applications"]
+    gpus = decoder_gpus(app["deployments"], counted=True)
+    assert problem(app["args"]["decoder"]["engine_args"], gpus) is None
+    if path.name == "llama4-scout.yaml":
+        assert gpus.own == app["args"]["decoder"]["engine_args"]["tensor_parallel_size"] == 4
+
+
+def test_the_decoder_over_machines_has_a_bundle_for_each_worker() -> None:
+    """The commented values at the end of llama4-scout.yaml are good ones, for Serve's schema too."""
+    found = variant("llama4-scout.yaml", "     args:")
+    (decoder,) = found["deployments"]
+    DeploymentSchema.model_validate(decoder)
+    gpus = decoder_gpus(found["deployments"], counted=True)
+    assert len(gpus.in_bundles) == 4
+    assert problem(found["args"]["decoder"]["engine_args"], gpus) is None
