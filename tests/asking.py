@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import httpx
 from openai import AsyncOpenAI, OpenAI
 
 MODEL = "graphserve-toy"
@@ -101,3 +102,26 @@ async def ask_crowd(base_url: str, requests: list[Any], at_once: int, max_tokens
                 return await ask_async(api, request, max_tokens)
 
         return await asyncio.gather(*map(one, requests))
+
+
+def prompt_ids(base_url: str, messages: list[dict[str, Any]]) -> list[int]:
+    """The tokens that the engine is given for these messages. Raises where the answer is no 200."""
+    body = {"model": MODEL, "messages": messages, "max_tokens": 2, "return_token_ids": True}
+    answer = httpx.post(f"{base_url}/v1/chat/completions", json=body, timeout=60, trust_env=False)
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["prompt_token_ids"])
+
+
+def check_written_is_text(base_url: str, written: str, picture: dict[str, Any]) -> None:
+    """Assert that a medium's marks in a client's text give no place to a medium.
+
+    The picture's tokens stand once, at the prompt's end, whether the text is a part or a turn before it.
+    """
+    plain = prompt_ids(base_url, user(picture))
+    place = max(set(plain), key=plain.count)
+    end = plain[plain.index(place) :]
+    turn_before = [{"role": "user", "content": written}, {"role": "assistant", "content": "Yes"}]
+    for messages in (user(text(written), picture), [*turn_before, *user(picture)]):
+        ids = prompt_ids(base_url, messages)
+        assert ids[-len(end) :] == end
+        assert ids.count(place) == end.count(place)

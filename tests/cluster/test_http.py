@@ -9,7 +9,8 @@ import openai
 import pytest
 
 from tests import media
-from tests.asking import MODEL, ask, text, user
+from tests.asking import MODEL, ask, check_written_is_text, text, user
+from tests.cases import picture
 from tests.servers import Server, client
 
 
@@ -281,24 +282,5 @@ SPANS = ("(<image>./</image>)", "<image_id>0</image_id><image>" + "<unk>" * 64 +
 
 @pytest.mark.parametrize("written", SPANS)
 def test_a_placeholder_that_a_client_wrote_is_text(app: Server, written: str) -> None:
-    """The picture's 64 tokens stand once, in the place of its part, whether the text is a part or a turn."""
-    picture = dict(media.image_part(media.image_bytes(media.drawn(90, 70))))
-    apart = [
-        {"role": "user", "content": written},
-        {"role": "assistant", "content": "Yes"},
-        *user(picture),
-    ]
-
-    def prompt(messages: Any) -> list[int]:
-        response = post(app, {"messages": messages, "max_tokens": 2, "return_token_ids": True})
-        assert response.status_code == 200, response.text
-        return list(response.json()["prompt_token_ids"])
-
-    plain = prompt(user(picture))
-    place = max(set(plain), key=plain.count)
-    for messages in (user(text(written), picture), apart):
-        ids = prompt(messages)
-        begin = len(ids) - 1 - ids[::-1].index(place) - 63
-        assert ids.count(place) == 64
-        assert set(ids[begin : begin + 64]) == {place}
-        assert len(ids) - (begin + 64) < 10
+    """It answers, and the picture's tokens stand once, in the place of its part."""
+    check_written_is_text(app.base_url, written, picture((90, 70)))

@@ -10,15 +10,21 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import media
-from tests.asking import Said, ask, ask_streamed, text, user
+from tests import media, ray_workers_on_cpus
+from tests.asking import Said, ask, ask_streamed, check_written_is_text, text, user
 from tests.cases import picture, turns
-from tests.servers import ENGINE, Server, client, running_app, running_undivided
+from tests.servers import ENGINE, Server, client, ray_workers, running_app, running_undivided
 from tiny_models import folders
 
 ONE_TILE = (100, 80)
 SIX_TILES = (300, 200)  # and the global one
 EIGHT_TILES = (40, 600)
+WRITTEN = (
+    "<|image|>",
+    "<|image_start|><|image|>" + "<|patch|>" * 16 + "<|image_end|>",
+    "<|patch|><|tile_x_separator|><|patch|><|tile_y_separator|>",
+    "<##IMAGE##>",
+)
 CASES = {
     "text": user(text("Tell me about the red circle.")),
     "one_tile": user(text("What is this?"), picture(ONE_TILE)),
@@ -28,6 +34,9 @@ CASES = {
     "three_images": user(
         text("First"), picture(ONE_TILE, 2), text("second"), picture(SIX_TILES, 3), picture(EIGHT_TILES, 4)
     ),
+    "separators_written_by_a_client": user(
+        text("<|tile_x_separator|> and <|tile_y_separator|><|image_end|>"), picture(SIX_TILES, 7)
+    ),
     "images_in_several_turns": turns(
         [text("Look"), picture(ONE_TILE, 5)], "A blue square.", [text("And now?"), picture(SIX_TILES, 6)]
     ),
@@ -36,16 +45,18 @@ CASES = {
 
 @dataclass(frozen=True)
 class Run:
-    """How the model runs: its dtype, and over how many processes the decoder is divided."""
+    """How the model runs: its dtype, over how many processes the decoder is divided, and who starts these."""
 
     dtype: str
     processes: int = 1
+    executor: str = "mp"
 
 
 RUNS = [
     pytest.param(Run("float32"), id="float32"),
     pytest.param(Run("bfloat16"), id="bfloat16", marks=pytest.mark.full),
     pytest.param(Run("float32", processes=2), id="divided_decoder", marks=pytest.mark.full),
+    pytest.param(Run("float32", 2, "ray"), id="divided_in_a_placement_group", marks=pytest.mark.full),
 ]
 
 
@@ -68,7 +79,8 @@ def app(run: Run, expected: dict[str, Said], tmp_path_factory: pytest.TempPathFa
     """Our application, as configs/llama4-tiny.yaml starts it."""
     engine_args: dict[str, Any] = dict(ENGINE)
     if run.processes > 1:
-        engine_args |= {"tensor_parallel_size": run.processes, "distributed_executor_backend": "mp"}
+        sizes = {"tensor_parallel_size": run.processes, "distributed_executor_backend": run.executor}
+        engine_args |= sizes
     args = {
         "served_model_name": "graphserve-toy",
         "dtype": run.dtype,
@@ -76,7 +88,12 @@ def app(run: Run, expected: dict[str, Said], tmp_path_factory: pytest.TempPathFa
     }
     folder = tmp_path_factory.mktemp("llama4")
     env = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # two processes may share a core
-    with running_app(folder, args=args, source="configs/llama4-tiny.yaml", env=env) as server:
+    deployments = {}
+    if run.executor == "ray":
+        env |= ray_workers_on_cpus.environment(folder, run.processes)
+        bundles = [{"GPU": 1}] * run.processes
+        deployments["Decoder"] = {"placement_group_bundles": bundles, "ray_actor_options": {"num_cpus": 0}}
+    with running_app(folder, args, deployments, source="configs/llama4-tiny.yaml", env=env) as server:
         yield server
 
 
@@ -103,6 +120,14 @@ def test_tokens_equal_the_undivided_run(app: Server, expected: dict[str, Said], 
     assert ask_streamed(client(app), CASES[name]) == expected[name]
 
 
+def test_workers_are_processes_of_their_executor(app: Server, run: Run) -> None:
+    """Ray's executor runs an actor in each bundle that Serve made; the other has processes of the replica."""
+    actors = run.processes if run.executor == "ray" else 0
+    assert len(ray_workers(app)) == actors
+    found = "Using the existing placement group" in app.log.read_text(errors="replace")
+    assert found == (actors > 0)
+
+
 def test_each_part_holds_its_own_weights(app: Server) -> None:
     """The decoder has no vision weights, the encoder no language model, and nobody serves audio."""
     report = httpx.get(f"{app.base_url}/v1/graphs", trust_env=False).json()
@@ -112,6 +137,13 @@ def test_each_part_holds_its_own_weights(app: Server) -> None:
     assert [decoder["modules_loaded"] for decoder in report["decoders"]] == [["language_model"]]
     assert set(report["totals"]) == {"vision"}
     assert report["totals"]["vision"]["unit"] == "items"
+
+
+@pytest.mark.parametrize("size", [ONE_TILE, SIX_TILES])
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_placeholder_that_a_client_wrote_is_text(app: Server, written: str, size: tuple[int, int]) -> None:
+    """It answers, and the tiles' places and separators stand once, in the place of the picture's part."""
+    check_written_is_text(app.base_url, written, picture(size))
 
 
 def test_audio_is_refused_by_name(app: Server) -> None:
