@@ -6,9 +6,7 @@ does meanwhile falls on both. What the other one costs while idle is measured to
 """
 
 import argparse
-import datetime
 import json
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -100,14 +98,8 @@ def measure_rounds(
 
 def facts(options: argparse.Namespace) -> dict[str, Any]:
     """What a reader must know to run it again."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
     return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": " ".join(["python -m benchmarks.cpu", *sys.argv[1:]]),
-        "commit": commit.stdout.strip(),
-        **machine.describe(),
+        **machine.facts("benchmarks.cpu"),
         "engine": ENGINE,
         "environment": ENVIRONMENT,
         "options": {k: v for k, v in vars(options).items() if k != "output"},

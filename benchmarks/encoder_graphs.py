@@ -7,7 +7,6 @@ dimensions, fresh random inputs in rotation, medians after warm-up. One process,
 import argparse
 import json
 import platform
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ import torch
 from benchmarks import encoder_plans, random_encoders
 from benchmarks.encoder_errors import relative_errors
 from benchmarks.encoder_floors import Work, audio_work, tile_work, vision_work
+from benchmarks.serving_report import percentiles
 from deployments.families.llama4_vision import TileFunction
 from deployments.families.minicpmo_audio import AudioFunction
 from deployments.families.minicpmo_vision import VisionFunction
@@ -190,7 +190,7 @@ def device_times(
         end.record()
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end))
-    return _spread(times[10:])
+    return percentiles(times[10:])
 
 
 def wall_times(
@@ -203,7 +203,7 @@ def wall_times(
         begin = time.perf_counter()
         function(sets[index % len(sets)])
         times.append((time.perf_counter() - begin) * 1e3)
-    return _spread(times)
+    return percentiles(times)
 
 
 def launch_time(function: Callable[[Inputs], Any], sets: list[Inputs], rounds: int) -> float:
@@ -218,12 +218,6 @@ def launch_time(function: Callable[[Inputs], Any], sets: list[Inputs], rounds: i
 
 def _random(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return torch.randn(shape, generator=generator, device=DEVICE).to(DTYPE)
-
-
-def _spread(times: list[float]) -> tuple[float, float, float]:
-    ordered = sorted(times)
-    last = len(ordered) - 1
-    return statistics.median(ordered), ordered[round(0.1 * last)], ordered[round(0.9 * last)]
 
 
 def print_table(rows: list[Row]) -> None:

@@ -9,14 +9,14 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from io import BytesIO
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
-
 from app.build import build
 from app.config import AppConfig
+from benchmarks.encode_call import noise, timed_encode
+from deployments.families.registry import load_family
+from deployments.messages import MediaItem
 from tests.servers import app_config, free_port
 
 TOKENS = 65
@@ -115,35 +115,11 @@ def encode_stages(model: str, count: int, side: int) -> Samples:
 
 async def _encode_all(handle: Any, model: str, count: int, side: int) -> Samples:
     samples: Samples = defaultdict(list)
+    family = load_family(model)
     for number in range(count + UNCOUNTED):
-        stages = await _encode_once(handle, model, side, number)
+        data = noise(number, side, side)
+        item = MediaItem(data, family.media_key("vision", data), uuid=f"bench-{number}")
+        stages, _, _ = await timed_encode(handle, item)
         for name, value in stages.items() if number >= UNCOUNTED else ():
             samples[f"encode of {side} x {side}: {name}"].append(value * 1e3)
     return dict(samples)
-
-
-async def _encode_once(handle: Any, model: str, side: int, number: int) -> dict[str, float]:
-    from PIL import Image
-
-    from deployments.families.registry import load_family
-    from deployments.messages import EncodeReceipt, MediaItem
-
-    pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    buffer = BytesIO()
-    Image.fromarray(pixels).save(buffer, "JPEG")
-    key = load_family(model).media_key("vision", buffer.getvalue())
-    item = MediaItem(buffer.getvalue(), key, uuid=f"bench-{number}")
-    begun = time.perf_counter()
-    refs = await handle.encode.remote(item, shape_key=key)._to_object_ref_gen()
-    receipt = await (await refs.__anext__())
-    if not isinstance(receipt, EncodeReceipt):
-        raise TypeError(f"no receipt but {receipt!r}")
-    await refs.__anext__()
-    await anext(refs, None)
-    total = time.perf_counter() - begun
-    stages = {
-        "preprocessing": receipt.preprocess_s,
-        "queue": receipt.queue_s,
-        "encoder": receipt.encode_s,
-    }
-    return {**stages, "hop and hand-over": total - sum(stages.values()), "whole call": total}

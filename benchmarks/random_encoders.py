@@ -167,8 +167,11 @@ def _import_mllama4() -> Any:
             del sys.modules[name]
 
 
-def _finish(model: Any, dtype: torch.dtype, device: str, *, keep_dtype: bool = False) -> Any:
-    """Random weights of a scale that keeps activations of order 1; then the device."""
+def randomise(model: Any, device: Any, dtype: torch.dtype | None = None) -> None:
+    """Random weights of a scale that keeps activations of order 1, the same values every time.
+
+    ``dtype`` is that of all; without it each keeps its own.
+    """
     generator = torch.Generator(device).manual_seed(0)
     for name, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=generator, device=device)
@@ -180,7 +183,12 @@ def _finish(model: Any, dtype: torch.dtype, device: str, *, keep_dtype: bool = F
             values = 0.2 * values
         else:
             values = values / (values[0].numel() ** 0.5)
-        parameter.data = values.to(parameter.dtype if keep_dtype else dtype)
+        parameter.data = values.to(dtype or parameter.dtype)
+
+
+def _finish(model: Any, dtype: torch.dtype, device: str, *, keep_dtype: bool = False) -> Any:
+    """Random weights; then the device."""
+    randomise(model, device, None if keep_dtype else dtype)
     model.to(device)
     if hasattr(model, "apm"):
         model.apm.to(dtype)

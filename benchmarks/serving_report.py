@@ -25,6 +25,13 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     }
 
 
+def percentiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 10th and 90th percentile (nearest rank) of a sample."""
+    ordered = sorted(values)
+    last = len(ordered) - 1
+    return median(ordered), ordered[round(0.1 * last)], ordered[round(0.9 * last)]
+
+
 def summarise(rounds: Iterable[Round], ours: str, other: str) -> dict[str, Any]:
     """By case: each server's figures, the ratios ours / other of the same round, processor time."""
     by_case: dict[str, dict[str, list[Round]]] = {}

@@ -259,9 +259,9 @@ def tensors() -> dict[str, np.ndarray]:
     return {name: round_to_bfloat16(values) for name, values in filled.items()}
 
 
-def contents() -> dict[str, bytes]:
-    """Every file of the checkpoint, by name; the same bytes every time."""
-    described = {
+def described() -> dict[str, dict[str, Any]]:
+    """What each JSON file of the checkpoint holds, by name."""
+    return {
         "config.json": model_config(),
         "generation_config.json": generation_config(),
         "preprocessor_config.json": preprocessor_config(),
@@ -269,7 +269,11 @@ def contents() -> dict[str, bytes]:
         "tokenizer.json": tokenizer_json(),
         "tokenizer_config.json": tokenizer_config(),
     }
-    files = {name: (json.dumps(value, indent=1) + "\n").encode() for name, value in described.items()}
+
+
+def contents() -> dict[str, bytes]:
+    """Every file of the checkpoint, by name; the same bytes every time."""
+    files = {name: (json.dumps(value, indent=1) + "\n").encode() for name, value in described().items()}
     files["chat_template.jinja"] = CHAT_TEMPLATE.encode()
     return {**files, "model.safetensors": to_safetensors(tensors())}
 
