@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import json
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,11 +102,20 @@ def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 async def measure(
-    family: Llama4, handles: dict[str, Any], tiles: tuple[int, ...], rounds: int
+    family: Llama4,
+    handles: dict[str, Any],
+    tiles: tuple[int, ...],
+    rounds: int,
+    keep: Callable[[dict[tuple[str, int], Samples]], None] = lambda samples: None,
 ) -> dict[tuple[str, int], Samples]:
-    """Every picture through each replica, the order turning from picture to picture."""
+    """Every picture through each replica, the order turning from picture to picture.
+
+    ``keep`` is given the samples so far every ten rounds, so that a run that is cut short is not lost.
+    """
     samples = {(kind, count): Samples() for count in tiles for kind in handles}
     names = list(handles)
+    for (kind, count), seen in samples.items():
+        seen.counted = await counts(handles[kind], picture(family, count, seed=count))
     for number in range(rounds + UNCOUNTED):
         for count in tiles:
             item = picture(family, count, seed=1000 * number + count)
@@ -116,11 +126,16 @@ async def measure(
                 seen.differences.append(difference(found[kind].embedding, found[EAGER].embedding))
                 for stage, seconds in found[kind].stages_s.items():
                     seen.stages_ms[stage].append(seconds * 1e3)
-        if number % 10 == 0:
+        if number % 10 == UNCOUNTED:
             print(f"round {number} of {rounds + UNCOUNTED}", flush=True)
-    for (kind, count), seen in samples.items():
-        seen.counted = await counts(handles[kind], picture(family, count, seed=count))
+            keep(samples)
+    keep(samples)
     return samples
+
+
+def figures(samples: dict[tuple[str, int], Samples]) -> list[dict[str, Any]]:
+    """Every sample as a row."""
+    return [seen.row(kind, count) for (kind, count), seen in samples.items()]
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -162,13 +177,15 @@ def main() -> None:
     options = parser.parse_args()
     facts = {**machine.facts("benchmarks.llama4_encoder"), "card": machine.card(), "rounds": options.rounds}
     tile_tokens = 16 if options.small else 144
+
+    def keep(samples: dict[tuple[str, int], Samples]) -> None:
+        if options.json:
+            with open(options.json, "w", encoding="utf-8") as file:
+                json.dump({"facts": facts, "rows": figures(samples)}, file, indent=1)
+
     with llama4_replicas.running(kinds(tile_tokens), small=options.small) as (family, handles):
-        samples = asyncio.run(measure(family, handles, TILES, options.rounds))
-    rows = [seen.row(kind, count) for (kind, count), seen in samples.items()]
-    print(table(rows))
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"facts": facts, "rows": rows}, file, indent=1)
+        samples = asyncio.run(measure(family, handles, TILES, options.rounds, keep))
+        print(table(figures(samples)), flush=True)
 
 
 if __name__ == "__main__":

@@ -133,17 +133,24 @@ def app_config(
 
 
 @contextlib.contextmanager
-def running_app(
+def running_app(*args: Any, timeout_s: float = 240, **options: Any) -> Iterator[Server]:
+    """Our application on a Ray cluster of its own, ready; arguments as ``starting_app`` takes them."""
+    with starting_app(*args, **options) as server:
+        server.wait_ready(timeout_s)
+        yield server
+
+
+@contextlib.contextmanager
+def starting_app(
     folder: Path,
     args: dict[str, Any] | None = None,
     deployments: dict[str, Any] | None = None,
     *,
     import_path: str | None = None,
     env: dict[str, str] | None = None,
-    timeout_s: float = 240,
     source: str = "serve_config.yaml",
 ) -> Iterator[Server]:
-    """Our application on a Ray cluster of its own."""
+    """The same, not waited for."""
     port = free_port()
     config = app_config(port, args, deployments, source)
     if import_path is not None:
@@ -158,7 +165,6 @@ def running_app(
     }
     server = Server([*serve, "run", str(path)], f"http://127.0.0.1:{port}", folder / "app.log", environment)
     try:
-        server.wait_ready(timeout_s)
         yield server
     finally:
         server.stop()
