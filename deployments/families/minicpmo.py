@@ -107,10 +107,13 @@ class MiniCPMO:
         return _Preprocessor(self, encoder, vllm_config)
 
     def core(self, encoder: str, model: Any, options: Any, device: Any) -> EncoderCore:
-        """The GPU half of one encoder."""
-        from deployments.families import minicpmo_gpu
+        """The GPU half of one encoder: our functions, or upstream's own where those are preferred."""
+        from deployments.families import minicpmo_gpu, minicpmo_upstream
 
-        make = minicpmo_gpu.vision_core if encoder == "vision" else minicpmo_gpu.audio_core
+        cores: Any = (
+            minicpmo_upstream if minicpmo_upstream.preferred(model, encoder, device) else minicpmo_gpu
+        )
+        make = cores.vision_core if encoder == "vision" else cores.audio_core
         core: EncoderCore = make(model, options, device)
         return core
 

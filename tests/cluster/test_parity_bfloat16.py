@@ -1,7 +1,6 @@
 """Parity in bfloat16, one request at a time. Needs: Ray, vLLM on the CPU, two servers at once.
 
-One at a time, for continuous batching promises no equal bits in bfloat16. The cases in ROUNDED are known to
-differ: our encoder functions round elsewhere than upstream's, and the toy's bfloat16 logits often tie.
+One at a time, for continuous batching promises no equal bits in bfloat16.
 """
 
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ from tests.servers import Server, client, running_app, running_undivided
 from toy_model.write import ensure
 
 pytestmark = pytest.mark.full
-ROUNDED = {"photograph", "two_images_of_different_size", "audio_1.5_s", "audio_30_s", "audio_35_s"}
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +28,7 @@ def half_undivided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
         yield server
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(reason="rounds elsewhere", strict=False))
-        if name in ROUNDED
-        else name
-        for name in CASES
-    ],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_tokens_equal_the_undivided_run(half: Server, half_undivided: Server, name: str) -> None:
     """Each case's tokens equal vLLM's own in bfloat16, whole and streamed."""
     check_parity(client(half), client(half_undivided), CASES[name])

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from benchmarks import random_encoders
-from deployments.families import llama4_gpu, minicpmo_gpu
+from deployments.families import llama4_gpu, minicpmo_gpu, minicpmo_upstream
 from deployments.families.base import EncoderInputs
+from deployments.families.minicpmo import MiniCPMO
 from policies.admission import BudgetOptions, GraphOptions
 
 RNG = np.random.default_rng(0)
@@ -20,6 +21,12 @@ Grids = list[tuple[int, int]]
 def minicpmo() -> Iterator[Any]:
     with random_encoders.vllm_world():
         yield random_encoders.minicpmo(random_encoders.TOY, torch.float32, "cpu")
+
+
+@pytest.fixture(scope="module")
+def minicpmo_half() -> Iterator[Any]:
+    with random_encoders.vllm_world():
+        yield random_encoders.minicpmo(random_encoders.TOY, torch.bfloat16, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +48,15 @@ def clip(frames: list[int]) -> EncoderInputs:
 
 
 def upstream_image(model: Any, item: EncoderInputs) -> torch.Tensor:
-    pixels = [torch.from_numpy(p) for p in item.arrays["pixel_values"]]
+    dtype = model.apm.conv1.weight.dtype
+    pixels = [torch.from_numpy(p).to(dtype) for p in item.arrays["pixel_values"]]
     sizes = torch.from_numpy(np.asarray(item.arrays["tgt_sizes"]))
     return model.embed_multimodal(pixel_values=[pixels], tgt_sizes=[sizes])[0]
 
 
 def upstream_clip(model: Any, item: EncoderInputs) -> torch.Tensor:
-    features = [torch.from_numpy(f) for f in item.arrays["audio_features"]]
+    dtype = model.apm.conv1.weight.dtype
+    features = [torch.from_numpy(f).to(dtype) for f in item.arrays["audio_features"]]
     lens = torch.from_numpy(np.asarray(item.arrays["audio_feature_lens"]))
     return model.embed_multimodal(audio_features=features, audio_feature_lens=[lens])[0]
 
@@ -158,6 +167,30 @@ def test_upstream_s_own_paths_stay_as_they_are(minicpmo: Any) -> None:
     core = minicpmo_gpu.audio_core(minicpmo, GraphOptions(), "cpu")
     assert torch.equal(upstream_clip(minicpmo, item), before)
     assert core.adapter.stats().graph_misses == 0
+
+
+def test_in_16_bit_on_the_cpu_items_equal_upstream_s_bit_for_bit(minicpmo_half: Any) -> None:
+    """Alone and in company, pictures of slices and clips of chunks; every call is an ineligible miss."""
+    family = MiniCPMO(hidden_size=random_encoders.TOY.hidden)
+    vision = family.core("vision", minicpmo_half, GraphOptions(), "cpu")
+    images = [image([(8, 9), (5, 7), (5, 7)]) for _ in range(3)]
+    for item, out in zip(images, vision.encode(images), strict=True):
+        assert torch.equal(out, upstream_image(minicpmo_half, item))
+    audio = family.core("audio", minicpmo_half, GraphOptions(), "cpu")
+    clips = [clip([120, 33]) for _ in range(3)]
+    for item, out in zip(clips, audio.encode(clips), strict=True):
+        assert torch.equal(out, upstream_clip(minicpmo_half, item))
+    assert minicpmo_half.vpm._encoder_graph is vision.adapter
+    assert minicpmo_half._audio_encoder_graph is audio.adapter
+    assert [core.adapter.stats().ineligible_misses for core in (vision, audio)] == [3, 3]
+
+
+def test_upstream_s_functions_are_for_16_bit_on_the_cpu_alone(minicpmo: Any, minicpmo_half: Any) -> None:
+    """In float32 ours agree within rounding and batch better; on a GPU ours are what is captured."""
+    for encoder in ("vision", "audio"):
+        assert minicpmo_upstream.preferred(minicpmo_half, encoder, "cpu")
+        assert not minicpmo_upstream.preferred(minicpmo_half, encoder, "cuda:0")
+        assert not minicpmo_upstream.preferred(minicpmo, encoder, "cpu")
 
 
 # ---- Llama 4 ----
