@@ -84,12 +84,17 @@ def check_parity(client: OpenAI, reference: OpenAI, messages: list[dict[str, Any
     ``times`` more whole answers are compared after the streamed one. Returns the reference's answer.
     """
     expected = ask(reference, messages)
-    assert len(expected.tokens) > 0
-    assert ask(client, messages) == expected
-    assert ask_streamed(client, messages) == expected
+    check_said(client, expected, messages)
     for _ in range(times - 1):
         assert ask(client, messages) == expected
     return expected
+
+
+def check_said(client: OpenAI, expected: Said, messages: list[dict[str, Any]]) -> None:
+    """Assert that the whole and the streamed answer are this one, token for token."""
+    assert len(expected.tokens) > 0
+    assert ask(client, messages) == expected
+    assert ask_streamed(client, messages) == expected
 
 
 async def ask_crowd(base_url: str, requests: list[Any], at_once: int, max_tokens: int = 24) -> list[Said]:
