@@ -19,7 +19,7 @@ from deployments.errors import ClientError
 from deployments.families.base import Family
 from deployments.messages import ChatHead, EncodeReceipt, MediaItem
 from policies.limits import MediaLimits
-from policies.retry import Failure, GiveUp, next_step
+from policies.retry import ErrorKind, Failure, GiveUp, next_step
 
 logger = logging.getLogger("ray.serve")
 
@@ -119,13 +119,13 @@ class ChatFront:
         try:
             refs = await call._to_object_ref_gen()  # waits for a replica with room
             receipt: EncodeReceipt | ClientError = await (await refs.__anext__())
-            if isinstance(receipt, ClientError):
-                raise receipt
-            embedding = await refs.__anext__()
+            embedding = None if isinstance(receipt, ClientError) else await refs.__anext__()
             await anext(refs, None)  # runs the stream to its end, so that Serve counts the call as done
         except asyncio.CancelledError:
             call.cancel()
             raise
+        if isinstance(receipt, ClientError):
+            raise receipt
         return Encoded(receipt, embedding)
 
     # ---- decoder ----
@@ -153,9 +153,10 @@ class ChatFront:
             except asyncio.CancelledError:
                 call.cancel()
                 raise
-            except Exception:
-                for _, item in items:  # an embedding that was lost on the way is made again
-                    self.cache.forget(item.uuid)
+            except Exception as error:
+                if classify(error)[0] is not ErrorKind.FULL:  # an embedding that was lost is made again
+                    for (_, item), held in zip(items, encoded, strict=True):
+                        self.cache.forget(item.uuid, held)
                 raise
             running = _Running(call)
             return Answer(head.status, events=self._events(running, first, deadline_s), cancel=running.cancel)

@@ -98,8 +98,9 @@ class EmbeddingCache:
             self.counts.bytes -= old.receipt.bytes
             self.counts.evictions += 1
 
-    def forget(self, uuid: str) -> None:
-        """Drop an entry, for example one whose object was lost."""
-        old = self._entries.pop(uuid, None)
-        if old is not None:
+    def forget(self, uuid: str, held: Encoded | None = None) -> None:
+        """Drop an entry, for example one whose object was lost; with ``held``, if it still is that one."""
+        old = self._entries.get(uuid)
+        if old is not None and (held is None or old is held):
+            del self._entries[uuid]
             self.counts.bytes -= old.receipt.bytes

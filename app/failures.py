@@ -29,6 +29,8 @@ def classify(error: BaseException) -> tuple[ErrorKind, BaseException]:
         return ErrorKind.CLIENT, cause
     if isinstance(cause, TerminalError):
         return ErrorKind.TERMINAL, cause
+    if isinstance(cause, ray.serve.exceptions.BackPressureError):
+        return ErrorKind.FULL, _Short("a queue is full")
     if isinstance(cause, _DIED):
         return ErrorKind.DIED, _Short("the replica died")
     if isinstance(cause, _LOST):

@@ -44,7 +44,7 @@ class HttpError(Exception):
 
     def response(self) -> JSONResponse:
         """The answer itself."""
-        wait_s = 1 if self.retry_after_s is None and self.status == 503 else self.retry_after_s
+        wait_s = 1 if self.retry_after_s is None and self.status in (429, 503) else self.retry_after_s
         headers = {"Retry-After": str(wait_s)} if wait_s is not None else None
         return JSONResponse(self.body(), status_code=self.status, headers=headers)
 

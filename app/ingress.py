@@ -179,7 +179,7 @@ class Ingress:
         """OpenAI's chat completions as vLLM serves them."""
         self._check_key(raw)
         if self.in_hand >= self.options.config.max_requests:
-            raise HttpError(429, "too many requests in hand; try again shortly", retry_after_s=1)
+            raise HttpError(429, "too many requests in hand; try again shortly")
         self.in_hand += 1
         streaming = False
         try:

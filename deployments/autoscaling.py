@@ -9,7 +9,7 @@ Use in a deployment's options or in the config::
       downscale_delay_s: 60
       policy:
         policy_function: deployments.autoscaling:QueuedWorkScaling
-        policy_kwargs: {seconds_per_token: 0.0001}
+        policy_kwargs: {target_s: 0.5, up_above_s: 1.0}  # marks of policies.autoscaling.ScalingPolicy
 """
 
 from collections.abc import Mapping
@@ -31,30 +31,28 @@ cloudpickle.register_pickle_by_value(policies.autoscaling)
 class QueuedWorkScaling:
     """A policy for ``AutoscalingPolicy(policy_function=...)``, made once in Serve's controller.
 
-    Reads what ``record_autoscaling_stats`` of every replica says: ``queued_tokens`` waiting, which
-    ``seconds_per_token`` turns into time, and ``pending_items``, of which one or more is a busy replica.
+    Reads what ``record_autoscaling_stats`` of every replica says: ``queued_s``, the work in hand in seconds
+    at the pace that the replica measured itself, and ``pending_items``, of which one or more is a busy
+    replica.
     """
 
-    def __init__(self, seconds_per_token: float, **marks: float) -> None:
-        if not seconds_per_token > 0:
-            raise ValueError(f"seconds_per_token must be above 0, not {seconds_per_token}")
-        self.seconds_per_token = seconds_per_token
+    def __init__(self, **marks: float) -> None:
         self.policy = ScalingPolicy(**marks)
 
     def __call__(self, ctx: "AutoscalingContext") -> tuple[int, dict[str, Any]]:
         """The wished number within the deployment's bounds; no state is kept between calls."""
-        load = encoder_load(ctx.aggregated_metrics or {}, self.seconds_per_token)
+        load = encoder_load(ctx.aggregated_metrics or {})
         wished = desired_replicas(load, ctx.target_num_replicas, self.policy)
         low, high = ctx.capacity_adjusted_min_replicas, ctx.capacity_adjusted_max_replicas
         return min(max(wished, low), high), {}
 
 
-def encoder_load(metrics: Mapping[str, Mapping[Any, float]], seconds_per_token: float) -> EncoderLoad:
+def encoder_load(metrics: Mapping[str, Mapping[Any, float]]) -> EncoderLoad:
     """The load that replicas report, by metric and replica."""
-    queued = metrics.get("queued_tokens", {})
+    queued = metrics.get("queued_s", {})
     pending = metrics.get("pending_items", {})
     return EncoderLoad(
         reporting=len(queued),
-        queued_s=seconds_per_token * sum(queued.values()),
+        queued_s=sum(queued.values()),
         busy=sum(min(1.0, items) for items in pending.values()),
     )

@@ -80,6 +80,7 @@ def lead_engine_to_this_cluster() -> None:
     health_check_period_s=1,
     health_check_timeout_s=10,
     max_ongoing_requests=256,
+    max_queued_requests=256,
     ray_actor_options={"num_cpus": 0},
     logging_config={"enable_access_log": False},
 )
@@ -118,9 +119,10 @@ class Decoder:
             os._exit(1)
 
     async def decoder_report(self) -> dict[str, Any]:
-        """Modules that hold weights in the engine process, and the requests it has in hand."""
+        """Where it runs, modules that hold weights in the engine process, and the requests it has in hand."""
         return {
             "replica_id": serve.get_replica_context().replica_id.unique_id,
+            "node_id": ray.get_runtime_context().get_node_id(),
             "modules_loaded": list(self.modules),
             "unfinished_requests": self.engine.unfinished,
         }

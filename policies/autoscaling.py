@@ -6,7 +6,7 @@ wish must last before it is carried out is Serve's own ``upscale_delay_s`` and `
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,45 @@ class ScalingPolicy:
             raise ValueError("need 0 <= down_below_s < target_s <= up_above_s")
         if not 0 < self.max_busy_share <= 1:
             raise ValueError("max_busy_share must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How long a replica takes over a token, from what it finished lately.
+
+    Preparation and encoding run side by side, so the slower of the two sets the pace: the time of
+    ``workers`` preparing processes, or that of the one GPU thread. Of what is remembered each further item
+    takes ``forget``, so that about fifty items count.
+    """
+
+    workers: int
+    prepare_s: float = 0.0
+    encode_s: float = 0.0
+    tokens: float = 0.0
+    items: float = 0.0
+    forget: float = 0.02
+
+    def after(self, tokens: int, prepare_s: float, encode_s: float) -> "Pace":
+        """The pace when an item of so many tokens has taken so many seconds of worker and GPU thread."""
+        keep = 1.0 - self.forget
+        return replace(
+            self,
+            prepare_s=self.prepare_s * keep + prepare_s,
+            encode_s=self.encode_s * keep + encode_s,
+            tokens=self.tokens * keep + tokens,
+            items=self.items * keep + 1.0,
+        )
+
+    @property
+    def seconds_per_token(self) -> float:
+        """0.0 until something was finished."""
+        slower_s = max(self.prepare_s / self.workers, self.encode_s)
+        return slower_s / self.tokens if self.tokens else 0.0
+
+    @property
+    def tokens_per_item(self) -> float:
+        """Tokens of the usual item; 0.0 until something was finished."""
+        return self.tokens / self.items if self.items else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ class ErrorKind(StrEnum):
     TRANSIENT = "transient"  # this attempt failed, the replica may be fine
     TERMINAL = "terminal"  # that replica can do no more work
     DIED = "died"  # that replica is gone
+    FULL = "full"  # every queue is as long as it may be: trying again at once would only lengthen it
     FAULT = "fault"  # an error that nobody foresaw: likely the same everywhere
 
 
@@ -82,6 +83,8 @@ def next_step(
     policy = policy or RetryPolicy()
     if failure.kind is ErrorKind.CLIENT:
         return GiveUp(failure.client_status, "the request is at fault")
+    if failure.kind is ErrorKind.FULL:
+        return GiveUp(429, _CAUSES[ErrorKind.FULL])
     if failure.streamed:
         return GiveUp(503, f"{_CAUSES[failure.kind]} after a part of the answer had been sent")
     if now_s >= failure.deadline_s:
@@ -101,6 +104,7 @@ def next_step(
 
 
 _CAUSES = {
+    ErrorKind.FULL: "too many requests wait; try again shortly",
     ErrorKind.FAULT: "something went wrong inside",
     ErrorKind.TRANSIENT: "the attempt failed in passing",
     ErrorKind.TERMINAL: "the replica had failed for good",

@@ -85,4 +85,6 @@ class ReplicaReport:
     failure: str | None = None
     stats: GraphStats = field(default_factory=GraphStats)
     stalled_s: float = 0.0  # how long the work in hand has made no progress; 0.0 when idle
+    queued_s: float = 0.0  # the work in hand, in seconds of this replica
+    seconds_per_token: float = 0.0  # its own pace lately; 0.0 until it has finished something
     warmup_failed: bool = False  # the failure came before the replica was ever ready

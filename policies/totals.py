@@ -175,5 +175,7 @@ def _replica(seen: Seen, now_s: float, stale_after_s: float) -> dict[str, Any]:
         "modules_loaded": list(report.modules_loaded),
         "hits_by_graph": dict(report.hits_by_graph),
         "leaked_bytes": report.leaked_bytes,
+        "queued_s": report.queued_s,
+        "seconds_per_token": report.seconds_per_token,
         "stats": report.stats.as_dict(),
     }

@@ -214,6 +214,7 @@ class FakePool:
     def __init__(self, *script: Any, warm_error: Exception | None = None) -> None:
         self.script = list(script)
         self.warm_error = warm_error
+        self.spent_s = 0.0
 
     async def warm(self) -> None:
         if self.warm_error is not None:
@@ -224,6 +225,7 @@ class FakePool:
         if isinstance(step, Exception):
             raise step
         await asyncio.sleep(0)
+        self.spent_s += 0.25
         return inputs_of(data)
 
     def close(self) -> None:

@@ -7,8 +7,16 @@ from typing import Any
 
 import openai
 
-from tests.asking import Said, ask_async
-from tests.servers import Server
+from tests.asking import Said, ask, ask_async
+from tests.servers import Server, client
+
+TOKENS = 8
+"""Length of the answers."""
+
+
+def known_answers(reference: Server, requests: list[Any]) -> list[tuple[Any, Said]]:
+    """Requests with their right answers, one at a time from a server that is trusted."""
+    return [(request, ask(client(reference), request, max_tokens=TOKENS)) for request in requests]
 
 
 @dataclass
@@ -71,7 +79,7 @@ class Load:
         self._next += 1
         self.fate.sent += 1
         try:
-            said = await ask_async(api, request, max_tokens=8)
+            said = await ask_async(api, request, max_tokens=TOKENS)
         except openai.APIStatusError as error:
             body = error.body if isinstance(error.body, dict) else {}
             if error.status_code < 500 or (error.status_code in (503, 504) and body.get("message")):

@@ -149,10 +149,11 @@ def starting_app(
     import_path: str | None = None,
     env: dict[str, str] | None = None,
     source: str = "serve_config.yaml",
+    top: dict[str, Any] | None = None,
 ) -> Iterator[Server]:
-    """The same, not waited for."""
+    """The same, not waited for. ``env`` may name another Ray cluster; ``top`` is Serve's own part of the config."""
     port = free_port()
-    config = app_config(port, args, deployments, source)
+    config = {**app_config(port, args, deployments, source), **(top or {})}
     if import_path is not None:
         config["applications"][0]["import_path"] = import_path
     path = folder / "serve_config.yaml"

@@ -81,11 +81,6 @@ class Batcher:
         """Graphs that may still be captured."""
         return max(0, self.max_graphs - len(self.engine.captured_keys()))
 
-    @property
-    def queued_tokens(self) -> int:
-        """Embedding tokens of the work that waits."""
-        return sum(job.inputs.tokens for job in self.queue)
-
     async def run(self) -> None:
         """Run batches for ever. Cancel it to stop; its end by itself is a fault."""
         while True:

@@ -10,6 +10,7 @@ DEPLOYMENT: dict[str, Any] = {
     "health_check_period_s": 1,
     "health_check_timeout_s": 120,
     "max_ongoing_requests": 64,
+    "max_queued_requests": 128,  # per Ingress, beyond those that the replicas have in hand
     "graceful_shutdown_timeout_s": 20,
     "ray_actor_options": {"num_cpus": 0},
     "logging_config": {"enable_access_log": False},

@@ -56,6 +56,7 @@ class PreprocessPool:
         self._initargs = (make_work or upstream_work, family, encoder, spec, options.limits)
         self._options = options
         self._free = asyncio.Semaphore(options.workers)
+        self.spent_s = 0.0  # by all workers on items
         self._executor = self._make()
         self._warm: asyncio.Task[None] | None = None
 
@@ -107,6 +108,7 @@ class PreprocessPool:
         except (BrokenProcessPool, RuntimeError, TimeoutError):
             self._replace(executor)
             raise TransientError("no preprocessing worker could be started") from None
+        begun = time.monotonic()
         try:
             return await asyncio.wait_for(job, self._options.item_timeout_s)
         except TimeoutError:
@@ -118,6 +120,8 @@ class PreprocessPool:
         except BrokenProcessPool:
             self._replace(executor)
             raise TransientError("a preprocessing worker died") from None
+        finally:
+            self.spent_s += time.monotonic() - begun
 
     def _replace(self, executor: ProcessPoolExecutor) -> None:
         """End these workers, whatever they are at, and have new ones started."""

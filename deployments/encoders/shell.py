@@ -17,6 +17,7 @@ from typing import Any
 from deployments.encoders.batcher import COUNTED_KEYS, Batcher
 from deployments.encoders.options import EncoderOptions
 from deployments.encoders.preprocess_pool import PreprocessPool
+from deployments.encoders.workload import Workload
 from deployments.errors import ClientError, TerminalError, TransientError
 from deployments.families.base import EncoderSpec, Family
 from deployments.messages import EncodeReceipt, MediaItem, embedding_to_message
@@ -68,9 +69,7 @@ class EncoderShell:
         self.worker = ThreadPoolExecutor(1, thread_name_prefix=f"{self.encoder}-gpu")
         self.engine: Any = None
         self.batches: Batcher | None = None
-        self.idle = asyncio.Event()
-        self.idle.set()
-        self.pending = 0
+        self.work = Workload(options.pool.workers)
         self._started: asyncio.Future[None] | None = None
         self._pump: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -168,7 +167,7 @@ class EncoderShell:
             self._move(ReplicaState.DRAINING, reason)
             await asyncio.sleep(1.0)  # routers hear of it within their period; what they send is refused
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.idle.wait(), self.options.drain_s)
+                await asyncio.wait_for(self.work.idle.wait(), self.options.drain_s)
         self.leave(reason)
 
     def leave(self, reason: str) -> None:
@@ -215,16 +214,21 @@ class EncoderShell:
         Raises TransientError or TerminalError when this replica cannot and another may.
         """
         self._refuse_unless_ready()
-        self.pending += 1
-        self.idle.clear()
-        try:
-            begun = time.monotonic()
-            inputs = await self.pool.run(item.data)
-            preprocess_s = time.monotonic() - begun
-            if self.failure is not None:
-                raise TerminalError(self.failure, self.replica_id)
-            assert self.batches is not None
-            done = await self.batches.submit(inputs, item.request_id)
+        with self.work.item() as mine:
+            try:
+                begun = time.monotonic()
+                inputs = await self.pool.run(item.data)
+                mine.tokens = inputs.tokens
+                preprocess_s = time.monotonic() - begun
+                if self.failure is not None:
+                    raise TerminalError(self.failure, self.replica_id)
+                assert self.batches is not None
+                done = await self.batches.submit(inputs, item.request_id)
+            except ClientError as error:
+                yield error
+                return
+            mine.encoded(done.encode_s, done.batch_size)
+            self.work.finished(mine, self.pool.spent_s)
             message = embedding_to_message(
                 done.tensor, uuid=item.uuid, encoder=self.encoder, metadata=inputs.metadata
             )
@@ -242,13 +246,6 @@ class EncoderShell:
                 encode_s=done.encode_s,
             )
             yield message
-        except ClientError as error:
-            logger.info("%s refused: %s %s", item.media_key, error, error.detail)
-            yield error
-        finally:
-            self.pending -= 1
-            if not self.pending:
-                self.idle.set()
 
     def _refuse_unless_ready(self) -> None:
         if self.failure is not None:
@@ -280,6 +277,8 @@ class EncoderShell:
             failure=self.failure,
             stats=engine.stats() if engine else GraphStats(),
             stalled_s=self.stalled_s,
+            queued_s=self.work.stats()["queued_s"],
+            seconds_per_token=self.work.pace.seconds_per_token,
             warmup_failed=self.failure is not None and self._pump is None,
         )
 
@@ -291,10 +290,9 @@ class EncoderShell:
             "graphs_enabled": self.graphs_enabled,
             "captured": list(batches.captured_media) if batches else [],
             "free_slots": batches.free_slots if batches else 0,
-            "queued": self.pending,
+            "queued": self.work.pending,
         }
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Encoder tokens of work that waits or runs here."""
-        waiting = self.batches.queued_tokens if self.batches else 0
-        return {"queued_tokens": float(waiting), "pending_items": float(self.pending)}
+        """The work in hand, and the pace of this replica, which turns it into seconds."""
+        return self.work.stats()

@@ -10,7 +10,9 @@ from toy_model.write import ensure
 
 @pytest.fixture(scope="session")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with running_app(tmp_path_factory.mktemp("app")) as server:
+    # Short queues, so that a burst meets their ends; no other test has more than 16 in hand.
+    queues = {"VisionEncoder": {"max_ongoing_requests": 16, "max_queued_requests": 48}}
+    with running_app(tmp_path_factory.mktemp("app"), {"max_requests": 96}, queues) as server:
         yield server
 
 

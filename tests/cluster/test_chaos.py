@@ -18,7 +18,7 @@ import pytest
 from tests import media
 from tests.asking import Said, ask, text, user
 from tests.chaos_app import SCRIPT_VARIABLE, say
-from tests.load import Load
+from tests.load import Load, known_answers
 from tests.servers import Server, client, running_app
 
 ADMIN = {"Authorization": "Bearer admin-secret"}
@@ -70,16 +70,18 @@ class Chaos:
         )
 
 
+def picture_request(number: int) -> Any:
+    """A request about a picture, different for every number."""
+    picture = media.image_bytes(media.drawn(*SIZES[number % len(SIZES)], seed=number))
+    return user(text(f"Number {number}"), dict(media.image_part(picture)))
+
+
 @pytest.fixture(scope="module")
 def chaos(tmp_path_factory: pytest.TempPathFactory, undivided: Server) -> Iterator[Chaos]:
     folder = tmp_path_factory.mktemp("chaos")
     script = folder / "script"
     script.mkdir()
-    known = []
-    for number in range(12):
-        picture = media.image_bytes(media.drawn(*SIZES[number % len(SIZES)], seed=number))
-        request = user(text(f"Number {number}"), dict(media.image_part(picture)))
-        known.append((request, ask(client(undivided), request, max_tokens=8)))
+    known = known_answers(undivided, [picture_request(number) for number in range(12)])
     args = {
         "admin_token": "admin-secret",
         "embedding_cache_bytes": 0,
@@ -167,8 +169,7 @@ def clip_request(number: int) -> Any:
 @pytest.mark.full
 async def test_a_failed_capture_in_the_only_replica(chaos: Chaos, undivided: Server) -> None:
     """(b) The only audio replica fails: what comes meanwhile waits or is refused, none is lost or wrong."""
-    requests = [clip_request(number) for number in range(6)]
-    known = [(request, ask(client(undivided), request, max_tokens=8)) for request in requests]
+    known = known_answers(undivided, [clip_request(number) for number in range(6)])
     gone = {r["start_id"] for r in chaos.replicas("audio")}
     say(chaos.script, "fail-audio")
     async with Load(chaos.server, known, at_once=3) as load:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.autoscaling import QueuedWorkScaling, encoder_load
-from policies.autoscaling import EncoderLoad, ScalingPolicy, desired_replicas
+from policies.autoscaling import EncoderLoad, Pace, ScalingPolicy, desired_replicas
 
 POLICY = ScalingPolicy(target_s=0.5, up_above_s=1.0, down_below_s=0.1, max_busy_share=0.7)
 
@@ -58,17 +58,46 @@ def test_marks_that_cross_are_errors(wrong: dict[str, float]) -> None:
 
 
 def test_load_is_read_from_the_replicas_stats() -> None:
-    """Tokens become seconds, and a replica with any work in hand is one busy replica."""
-    metrics = {"queued_tokens": {"a": 1000.0, "b": 0.0}, "pending_items": {"a": 7.0, "b": 0.5}}
-    assert encoder_load(metrics, 0.001) == EncoderLoad(2, 1.0, 1.5)
-    assert encoder_load({}, 0.001) == EncoderLoad(0, 0.0, 0.0)
+    """Queued seconds are summed, and a replica with any work in hand is one busy replica."""
+    metrics = {"queued_s": {"a": 1.0, "b": 0.0}, "pending_items": {"a": 7.0, "b": 0.5}}
+    assert encoder_load(metrics) == EncoderLoad(2, 1.0, 1.5)
+    assert encoder_load({}) == EncoderLoad(0, 0.0, 0.0)
+
+
+def paced(workers: int, items: int, tokens: int, prepare_s: float, encode_s: float) -> Pace:
+    pace = Pace(workers)
+    for _ in range(items):
+        pace = pace.after(tokens, prepare_s, encode_s)
+    return pace
+
+
+@pytest.mark.parametrize(
+    ("workers", "prepare_s", "encode_s", "seconds"),
+    [(1, 0.2, 0.1, 0.2), (4, 0.2, 0.1, 0.1), (4, 0.8, 0.1, 0.2), (1, 0.0, 0.3, 0.3)],
+)
+def test_the_slower_stage_sets_the_pace(
+    workers: int, prepare_s: float, encode_s: float, seconds: float
+) -> None:
+    """An item costs the replica the time of its preparing workers or of its GPU thread, whichever is more."""
+    pace = paced(workers, 200, 64, prepare_s, encode_s)
+    assert pace.seconds_per_token * 64 == pytest.approx(seconds)
+    assert pace.tokens_per_item == pytest.approx(64)
+
+
+def test_the_pace_follows_a_change() -> None:
+    """After two hundred items of another kind the old ones count for less than two in a hundred."""
+    pace = paced(1, 500, 64, 0.1, 0.0)
+    for _ in range(200):
+        pace = pace.after(64, 0.5, 0.0)
+    assert pace.seconds_per_token * 64 == pytest.approx(0.5, rel=0.02)
+    assert Pace(1).seconds_per_token == Pace(1).tokens_per_item == 0.0
 
 
 def test_the_wish_stays_within_the_deployments_bounds() -> None:
     """Serve's own minimum and maximum hold, whatever the work asks for."""
-    policy = QueuedWorkScaling(seconds_per_token=0.001)
+    policy = QueuedWorkScaling()
     ctx = SimpleNamespace(
-        aggregated_metrics={"queued_tokens": {"a": 99_000.0}, "pending_items": {"a": 9.0}},
+        aggregated_metrics={"queued_s": {"a": 99.0}, "pending_items": {"a": 9.0}},
         target_num_replicas=1,
         capacity_adjusted_min_replicas=1,
         capacity_adjusted_max_replicas=4,
@@ -85,13 +114,13 @@ def test_serves_controller_can_run_it_without_this_project() -> None:
 
     config = AutoscalingPolicy(
         policy_function="deployments.autoscaling:QueuedWorkScaling",
-        policy_kwargs={"seconds_per_token": 0.001, "target_s": 0.25},
+        policy_kwargs={"target_s": 0.25},
     )
     program = (
         "import pickle, sys\n"
         "from types import SimpleNamespace\n"
-        "policy = pickle.loads(sys.stdin.buffer.read())(seconds_per_token=0.001)\n"
-        "ctx = SimpleNamespace(aggregated_metrics={'queued_tokens': {'a': 2000.0}}, target_num_replicas=1,\n"
+        "policy = pickle.loads(sys.stdin.buffer.read())()\n"
+        "ctx = SimpleNamespace(aggregated_metrics={'queued_s': {'a': 2.0}}, target_num_replicas=1,\n"
         "    capacity_adjusted_min_replicas=1, capacity_adjusted_max_replicas=9)\n"
         "print(policy(ctx)[0], 'policies' in sys.modules)\n"
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import ray.exceptions
+from ray.serve.exceptions import BackPressureError
 
 from app import chat
 from app.chat import Answer, ChatFront
@@ -193,6 +194,23 @@ async def test_an_embedding_that_was_lost_is_encoded_again() -> None:
     s = setting(vision=(LOST,))
     assert (await s.ask(picture(), "text")).status == 200
     assert (len(s.vision.items), len(s.decoder.requests)) == (2, 2)
+
+
+async def test_a_full_queue_is_429_at_once() -> None:
+    """An encoder's queue that is full is neither asked again nor a reason to encode anything anew."""
+    s = setting(vision=(BackPressureError(8, 8),))
+    error = await s.refused("look", picture())
+    assert (error.status, error.param) == (429, "messages[0].content[1].image_url")
+    assert error.response().headers["retry-after"] == "1"
+    assert len(s.vision.items) == 1
+
+
+async def test_a_full_decoder_is_429_and_the_embeddings_stay() -> None:
+    """A decoder's queue that is full loses no embedding: the next try finds it in the cache."""
+    s = setting(decoder=([BackPressureError(8, 8)],))
+    assert (await s.refused(picture())).status == 429
+    assert (await s.ask(picture())).status == 200
+    assert len(s.vision.items) == 1
 
 
 # ---- deadlines ----

@@ -194,3 +194,14 @@ async def test_a_forgotten_entry_is_made_again_and_not_counted() -> None:
     assert cache.counts.bytes == 0
     await cache.get("a", making("a"))
     assert (cache.counts.misses, cache.counts.bytes) == (2, 10)
+
+
+async def test_only_the_embedding_that_was_lost_is_dropped() -> None:
+    """Who learns late that an embedding was lost does not throw away the one made since."""
+    cache = EmbeddingCache(100)
+    lost = await cache.get("a", making("a"))
+    cache.forget("a", lost)
+    made = await cache.get("a", making("a"))
+    cache.forget("a", lost)
+    assert await cache.get("a", making("a")) is made
+    assert cache.counts.misses == 2

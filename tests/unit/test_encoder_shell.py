@@ -200,6 +200,28 @@ async def test_batches_hold_one_exact_shape_and_everybody_gets_their_own() -> No
     assert dict(replica.graph_report().calls_by_media_key) == {"4x4": 6, "2x2": 6, "8x8": 6}
 
 
+async def test_the_queue_is_told_in_seconds_of_the_replicas_own_pace() -> None:
+    """What waits, prepared or not, is turned into seconds by what finished items took; idle is zero."""
+    gate = threading.Event()
+    gate.set()
+    engine = FakeEngine(gate=gate)
+    replica = await ready(engine)
+    assert replica.record_autoscaling_stats()["queued_s"] == 0.0
+    for number in range(4):
+        await encode(replica, f"4x4:{number}")
+    idle = replica.record_autoscaling_stats()
+    assert idle["seconds_per_token"] == pytest.approx(0.125, rel=0.05)  # the fake spends 0.25 s on 2 tokens
+    assert (idle["pending_items"], idle["queued_tokens"], idle["queued_s"]) == (0.0, 0.0, 0.0)
+    gate.clear()
+    jobs = await queued(replica, engine, [f"2x2:{number}" for number in range(5)])
+    busy = replica.record_autoscaling_stats()
+    assert (busy["pending_items"], busy["queued_tokens"]) == (5.0, pytest.approx(10.0))
+    assert busy["queued_s"] == pytest.approx(1.25, rel=0.05)
+    gate.set()
+    await asyncio.gather(*jobs)
+    assert replica.record_autoscaling_stats()["queued_s"] == 0.0
+
+
 async def test_the_oldest_item_is_served_first() -> None:
     """A shape in demand cannot starve another one."""
     gate = threading.Event()
@@ -223,7 +245,7 @@ async def test_who_left_is_not_encoded() -> None:
     gate.set()
     await asyncio.gather(first, stays)
     assert [len(batch) for batch in engine.batches] == [1, 1]
-    await until(lambda: replica.pending == 0)
+    await until(lambda: replica.work.pending == 0)
 
 
 async def test_bad_media_is_an_answer() -> None:
@@ -232,7 +254,7 @@ async def test_bad_media_is_an_answer() -> None:
     (answer,) = await encode(replica)
     assert isinstance(answer, ClientError)
     assert len(await encode(replica)) == 2
-    assert (replica.pending, replica.idle.is_set()) == (0, True)
+    assert (replica.work.pending, replica.work.idle.is_set()) == (0, True)
 
 
 # ---- failures ----
@@ -348,9 +370,9 @@ async def test_an_answer_that_is_not_yet_taken_keeps_the_replica() -> None:
     replica = await ready()
     pieces = replica.encode(item())
     await anext(pieces)
-    assert not replica.idle.is_set()
+    assert not replica.work.idle.is_set()
     assert [type(piece) async for piece in pieces] == [EncodedMedia]
-    assert replica.idle.is_set()
+    assert replica.work.idle.is_set()
 
 
 async def test_draining_is_bounded() -> None:

@@ -56,6 +56,7 @@ def test_what_our_code_raises_unforeseen_is_a_fault(error: Exception) -> None:
             ErrorKind.DIED,
         ),
         (ray.serve.exceptions.RayServeException("something else"), ErrorKind.TRANSIENT),
+        (ray.serve.exceptions.BackPressureError(8, 8), ErrorKind.FULL),
     ],
 )
 def test_kinds_of_rays_own_errors(error: Exception, kind: ErrorKind) -> None:

@@ -1,10 +1,13 @@
 """The configs that come with the project are good ones. Needs nothing."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
+from ray.serve._private.autoscaling_state import _resolve_policy_callable
+from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import DeploymentSchema, ServeDeploySchema
 
 from app.build import decoder_gpus
@@ -30,6 +33,24 @@ def variant(name: str, first: str) -> Any:
     text = (ROOT / "configs" / name).read_text(encoding="utf-8")
     lines = [line[1:] for line in text.splitlines() if line.startswith("#")]
     return yaml.safe_load("\n".join(lines[lines.index(first) :]))
+
+
+def test_the_encoders_of_autoscale_scale_by_their_own_work_and_nothing_else_does() -> None:
+    """Serve makes our policy of each encoder's block in autoscale.yaml; a busy report gives more replicas."""
+    config = yaml.safe_load((ROOT / "configs" / "autoscale.yaml").read_text(encoding="utf-8"))
+    (app,) = ServeDeploySchema.model_validate(config).applications
+    scaled = {d.name: d.autoscaling_config for d in app.deployments if isinstance(d.autoscaling_config, dict)}
+    assert set(scaled) == {"VisionEncoder", "AudioEncoder"}
+    for block in scaled.values():
+        settings = AutoscalingConfig.model_validate(block)
+        policy = _resolve_policy_callable(settings.policy)
+        ctx = SimpleNamespace(
+            aggregated_metrics={"queued_s": {"a": 60.0}, "pending_items": {"a": 9.0}},
+            target_num_replicas=1,
+            capacity_adjusted_min_replicas=settings.min_replicas,
+            capacity_adjusted_max_replicas=settings.max_replicas,
+        )
+        assert policy(ctx)[0] == settings.max_replicas > 1
 
 
 def test_the_variant_that_shares_a_gpu_is_good_too() -> None:

@@ -35,6 +35,7 @@ def test_when_it_is_tried_again(failure: Failure, expected: Retry) -> None:
 
 GIVEN_UP = {
     "the client's fault": (replace(FIRST, kind=K.CLIENT, client_status=413), 413, "at fault"),
+    "queues are full": (replace(FIRST, kind=K.FULL), 429, "try again shortly"),
     "past the deadline": (replace(FIRST, deadline_s=10.0), 504, "deadline has passed"),
     "no time for another": (replace(FIRST, deadline_s=10.05), 503, "no time for another"),
     "out of attempts": (replace(FIRST, kind=K.DIED, attempts=4), 503, "4 attempts failed"),

@@ -1,0 +1,91 @@
+"""More requests at once than there is room for. Needs: Ray, vLLM on the CPU."""
+
+import asyncio
+import statistics
+import time
+from collections import Counter
+from typing import Any
+
+import httpx
+import openai
+from PIL.PngImagePlugin import PngInfo
+
+from tests import media
+from tests.asking import Said, ask, ask_async, text, user
+from tests.servers import Server, client
+
+BURST = 200
+PICTURES = 10
+TOKENS = 8
+Refused = tuple[int, str, str | None]
+"""Status, reason, Retry-After."""
+
+
+def request(number: int, copy: int = 0) -> Any:
+    """One of a few pictures; each copy is another file, so that it is encoded for itself."""
+    info = PngInfo()
+    info.add_text("copy", str(copy))
+    data = media.image_bytes(media.drawn(90, 70, seed=3000 + number), pnginfo=info)
+    return user(text(f"Number {number}"), dict(media.image_part(data)))
+
+
+async def one(api: openai.AsyncOpenAI, asked: Any) -> Said | Refused:
+    """The answer or the refusal; anything else raises, so does a request that hangs."""
+    try:
+        return await asyncio.wait_for(ask_async(api, asked, TOKENS), 100)
+    except openai.APIStatusError as error:
+        body = error.body if isinstance(error.body, dict) else {}
+        return error.status_code, str(body.get("message", "")), error.response.headers.get("retry-after")
+
+
+async def burst(app: Server, asked: list[Any]) -> list[Said | Refused]:
+    limits = httpx.Limits(max_connections=None)
+    async with (
+        httpx.AsyncClient(limits=limits, timeout=120, trust_env=False) as http,
+        openai.AsyncOpenAI(
+            base_url=f"{app.base_url}/v1", api_key="none", max_retries=0, http_client=http
+        ) as api,
+    ):
+        return list(await asyncio.gather(*(one(api, each) for each in asked)))
+
+
+def median_s(app: Server, copies: range) -> float:
+    """Seconds of one request at a time."""
+    took = []
+    for copy in copies:
+        begun = time.monotonic()
+        ask(client(app), request(copy % PICTURES, copy), TOKENS)
+        took.append(time.monotonic() - begun)
+    return statistics.median(took)
+
+
+def in_hand(app: Server) -> float:
+    """Requests in the decoder and seconds of work in the vision encoder, by the last collection."""
+    report = httpx.get(f"{app.base_url}/v1/graphs", timeout=20, trust_env=False).json()
+    waiting = sum(r["queued_s"] for r in report["replicas"])
+    return float(waiting + sum(d["unfinished_requests"] for d in report["decoders"]))
+
+
+async def test_a_burst_is_answered_or_refused_and_leaves_nothing_behind(app: Server) -> None:
+    """Of 200 requests with pictures each is answered right or refused with 429, and then all is as before."""
+    right = [ask(client(app), request(number), TOKENS) for number in range(PICTURES)]
+    before_s = median_s(app, range(1000, 1015))
+    numbers = [n % PICTURES for n in range(BURST)]
+    begun = time.monotonic()
+    fates = await burst(app, [request(number, 1 + n) for n, number in enumerate(numbers)])
+    took_s = time.monotonic() - begun
+
+    refused = [fate for fate in fates if not isinstance(fate, Said)]
+    for status, reason, retry_after in refused:
+        assert (status, retry_after) == (429, "1")
+        assert "try again shortly" in reason
+    assert all(fate == right[n] for n, fate in zip(numbers, fates, strict=True) if isinstance(fate, Said))
+    assert 0 < len(refused) < BURST
+
+    while in_hand(app):
+        assert time.monotonic() - begun < 100, "work is left that nobody waits for"
+        await asyncio.sleep(0.2)
+    after_s = median_s(app, range(2000, 2015))
+    print(f"{BURST - len(refused)} answered in {took_s:.1f} s, refused {Counter(r[1] for r in refused)}")
+    print(f"median of one at a time {before_s * 1e3:.0f} ms before, {after_s * 1e3:.0f} ms after")
+    assert after_s < 2 * before_s + 0.05
