@@ -23,9 +23,11 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
+from benchmarks.encode_call import timed_encode
 from benchmarks.machine import describe
+from deployments.encoders.options import DEPLOYMENT, EncoderOptions
 from deployments.encoders.preprocess_pool import PoolOptions
-from deployments.encoders.shell import DEPLOYMENT, EncoderOptions, EncoderShell
+from deployments.encoders.shell import EncoderShell
 from deployments.families.base import EncoderInputs, Family
 from deployments.families.registry import load_family
 from deployments.messages import MediaItem
@@ -121,12 +123,7 @@ async def load(handle: Any, at_once: int, seconds: float) -> float:
         while time.monotonic() < end_s:
             turn += 1
             key = f"s{turn % SHAPES}"
-            refs = await handle.encode.remote(
-                MediaItem(key.encode(), key, "u"), shape_key=key
-            )._to_object_ref_gen()
-            await (await refs.__anext__())
-            await refs.__anext__()
-            await anext(refs, None)
+            await timed_encode(handle, MediaItem(key.encode(), key, "u"))
             done += begin_s <= time.monotonic() < end_s
 
     await asyncio.gather(*(client(number) for number in range(at_once)))
