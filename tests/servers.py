@@ -151,7 +151,7 @@ def starting_app(
     source: str = "serve_config.yaml",
     top: dict[str, Any] | None = None,
 ) -> Iterator[Server]:
-    """The same, not waited for. ``env`` may name another Ray cluster; ``top`` is Serve's own part of the config."""
+    """Not waited for. ``env`` may name another Ray cluster; ``top`` is Serve's part of the config."""
     port = free_port()
     config = {**app_config(port, args, deployments, source), **(top or {})}
     if import_path is not None:

@@ -162,6 +162,8 @@ def test_the_report_is_the_public_schema() -> None:
             "modules_loaded": ["vpm", "resampler"],
             "hits_by_graph": {"32x32": 3},
             "leaked_bytes": 0,
+            "queued_s": 0.0,
+            "seconds_per_token": 0.0,
             "stats": REPORT.stats.as_dict(),
         }
     ]
