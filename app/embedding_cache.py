@@ -5,11 +5,13 @@ Holds references, never tensors. One per Ingress replica.
 """
 
 import asyncio
+import contextvars
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from deployments.errors import TransientError
 from deployments.messages import EncodeReceipt
 
 
@@ -41,10 +43,16 @@ class _Shared:
 
 
 class EmbeddingCache:
-    """Remembers finished encodes up to ``max_bytes``; 0 turns remembering off, sharing stays."""
+    """Remembers finished encodes up to ``max_bytes``; 0 turns remembering off, sharing stays.
 
-    def __init__(self, max_bytes: int) -> None:
+    ``context`` makes the context in which an encode runs: it is nobody's own.
+    """
+
+    def __init__(
+        self, max_bytes: int, context: Callable[[], contextvars.Context] = contextvars.Context
+    ) -> None:
         self.max_bytes = max_bytes
+        self.context = context
         self.counts = CacheCounts()
         self._entries: OrderedDict[str, Encoded] = OrderedDict()
         self._running: dict[str, _Shared] = {}
@@ -52,7 +60,8 @@ class EmbeddingCache:
     async def get(self, uuid: str, encode: Callable[[], Awaitable[Encoded]]) -> Encoded:
         """The embedding of this content: held, being made for somebody else, or made now.
 
-        The shared encode is cancelled when the last one who waits for it is.
+        The shared encode is cancelled when the last one who waits for it is. When somebody else cancels it,
+        that is no cancellation of those who wait: they get a TransientError.
         """
         if (entry := self._entries.get(uuid)) is not None:
             self._entries.move_to_end(uuid)
@@ -61,12 +70,18 @@ class EmbeddingCache:
         shared = self._running.get(uuid)
         if shared is None:
             self.counts.misses += 1
-            shared = self._running[uuid] = _Shared(asyncio.ensure_future(self._make(uuid, encode)))
+            task = asyncio.create_task(self._make(uuid, encode), context=self.context())
+            shared = self._running[uuid] = _Shared(task)
         else:
             self.counts.shared += 1
         shared.waiters += 1
         try:
             return await asyncio.shield(shared.task)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if shared.task.cancelled() and not (me and me.cancelling()):
+                raise TransientError("the encode was called off") from None
+            raise
         finally:
             shared.waiters -= 1
             if not shared.waiters and not shared.task.done():

@@ -164,7 +164,7 @@ class Ingress:
             decoder,
             MediaFetcher(options.fetch, options.limits),
             options.limits,
-            EmbeddingCache(config.embedding_cache_bytes),
+            EmbeddingCache(config.embedding_cache_bytes, request_id.of_no_request),
             config.request_deadline_s,
         )
         self.readiness = Readiness(serve.get_replica_context().app_name, options.deployments)

@@ -4,6 +4,7 @@ It travels in Serve's request context, which every call of a handle passes on an
 into each record as ``request_id``.
 """
 
+import contextvars
 import re
 import uuid
 from dataclasses import replace
@@ -21,6 +22,16 @@ def current() -> str:
     """The id of the request that is being handled here; empty outside of one."""
     request_id: str = serve.context._get_serve_request_context().request_id
     return request_id
+
+
+def of_no_request() -> contextvars.Context:
+    """A context for work that several requests wait for: it has the id of this one for the logs, but Serve,
+    which calls off whatever a request has begun when its client goes away, does not count it as begun here.
+    """
+    mine = serve.context._get_serve_request_context()
+    context = contextvars.Context()
+    context.run(serve.context._serve_request_context.set, replace(mine, _internal_request_id=""))
+    return context
 
 
 def settled(given: list[bytes]) -> tuple[str, bool]:

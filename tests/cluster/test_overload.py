@@ -89,3 +89,19 @@ async def test_a_burst_is_answered_or_refused_and_leaves_nothing_behind(app: Ser
     print(f"{BURST - len(refused)} answered in {took_s:.1f} s, refused {Counter(r[1] for r in refused)}")
     print(f"median of one at a time {before_s * 1e3:.0f} ms before, {after_s * 1e3:.0f} ms after")
     assert after_s < 2 * before_s + 0.05
+
+
+async def test_a_client_that_leaves_takes_no_other_with_it(app: Server) -> None:
+    """Two ask about a picture whose encode waits for a replica; one goes away, the other is answered."""
+    right = ask(client(app), request(0), TOKENS)
+    async with openai.AsyncOpenAI(base_url=f"{app.base_url}/v1", api_key="none", max_retries=0) as api:
+        others = [asyncio.create_task(one(api, request(n % PICTURES, 5000 + n))) for n in range(40)]
+        await asyncio.sleep(0.1)  # so that the queue is before ours
+        first = asyncio.create_task(one(api, request(0, 6000)))
+        await asyncio.sleep(0.05)
+        second = asyncio.create_task(one(api, request(0, 6000)))
+        await asyncio.sleep(0.05)
+        assert not first.done()
+        first.cancel()
+        assert await second == right
+        await asyncio.gather(*others)

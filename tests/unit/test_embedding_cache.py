@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.embedding_cache import EmbeddingCache, Encoded
+from deployments.errors import TransientError
 from deployments.messages import EncodeReceipt
 
 
@@ -205,3 +207,32 @@ async def test_only_the_embedding_that_was_lost_is_dropped() -> None:
     cache.forget("a", lost)
     assert await cache.get("a", making("a")) is made
     assert cache.counts.misses == 2
+
+
+WHOSE: ContextVar[str] = ContextVar("WHOSE", default="nobody's")
+
+
+async def test_a_shared_encode_runs_in_nobodys_context() -> None:
+    """What Serve knows of the first request does not reach the encode that others wait for too."""
+    WHOSE.set("the first one's")
+    seen: list[str] = []
+
+    async def make() -> Encoded:
+        seen.append(WHOSE.get())
+        return encoded("a", 10)
+
+    await EmbeddingCache(100).get("a", make)
+    assert seen == ["nobody's"]
+
+
+async def test_an_encode_that_somebody_called_off_may_be_tried_again() -> None:
+    """Who waits for an encode that was cancelled from outside is not cancelled thereby."""
+    cache = EmbeddingCache(100)
+
+    async def called_off() -> Encoded:
+        raise asyncio.CancelledError
+
+    waiting = [asyncio.create_task(cache.get("a", called_off)) for _ in range(3)]
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in errors] == [TransientError] * 3
+    assert (await cache.get("a", making("a"))).receipt.uuid == "a"

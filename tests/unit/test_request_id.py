@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from ray import serve
 
-from app.request_id import RequestId, current, settled
+from app.request_id import RequestId, current, of_no_request, settled
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,15 @@ async def test_a_replaced_id_is_in_the_context_and_in_the_response() -> None:
     seen, headers = await through((b"x-request-id", b"from proxy"))
     assert seen != "from-proxy"
     assert headers == [(b"x-request-id", seen.encode())]
+
+
+def test_work_for_several_requests_has_a_name_and_no_owner() -> None:
+    """Its records name the request that began it; Serve cannot find it among what that request began."""
+    before = serve.context._get_serve_request_context()
+    serve.context._set_request_context(request_id="mine", _internal_request_id="internal", route="/x")
+    context = of_no_request()
+    assert context.run(current) == "mine"
+    inside = context.run(serve.context._get_serve_request_context)
+    assert (inside._internal_request_id, inside.route) == ("", "/x")
+    assert serve.context._get_serve_request_context()._internal_request_id == "internal"
+    serve.context._serve_request_context.set(before)
