@@ -14,6 +14,7 @@ from ray import serve
 from deployments.errors import GraphServeError
 from deployments.families.base import Family
 from deployments.messages import EMBEDDING_PART, ChatHead, EncodedMedia, message_to_embedding
+from deployments.placement import assigned_gpus, check_place
 from deployments.streaming import joined
 from deployments.upstream.engine import ChatEngine
 from policies.decoder_gpus import DecoderGpus, problem
@@ -99,6 +100,8 @@ class Decoder:
         if self.options.engine_args.get("distributed_executor_backend") == "ray":
             lead_engine_to_this_cluster()
         await self.engine.start()
+        if self.options.engine_args.get("distributed_executor_backend") != "ray":
+            check_place("the decoder", assigned_gpus(), await self.engine.device_uuids())
         self.modules = await self.engine.loaded_modules()
         forbidden = {name for spec in self.family.encoders for name in spec.modules}
         if held := forbidden & set(self.modules):

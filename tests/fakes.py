@@ -387,6 +387,9 @@ class FakeChatEngine:
     async def start(self) -> None:
         pass
 
+    async def device_uuids(self) -> tuple[str, ...]:
+        return ()
+
     async def loaded_modules(self) -> tuple[str, ...]:
         return ("language_model",)
 

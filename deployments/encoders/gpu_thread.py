@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from deployments import placement
 from deployments.families.base import EncoderCore, EncoderInputs, EncoderSpec, Family
 from deployments.upstream import encoder_model
 from policies.stats import GraphStats
@@ -27,7 +28,10 @@ class GpuThread:
         self.config: Any = None
 
     def load(self) -> tuple[str, ...]:
-        """Load the model and build the core. Returns the modules that hold weights."""
+        """Load the model and build the core. Returns the modules that hold weights.
+
+        Raises GraphServeError when the model is not what was asked for, or lies on another GPU than Ray's.
+        """
         import dataclasses
 
         self.config = encoder_model.encoder_config(self.options.spec)
@@ -37,6 +41,12 @@ class GpuThread:
             model, self.spec.modules, tuple(others | {"llm", "language_model"})
         )
         device = next(p.device for name in self.spec.modules for p in getattr(model, name).parameters())
+        if device.type == "cuda":
+            placement.check_place(
+                f"the {self.spec.encoder} encoder",
+                placement.assigned_gpus(),
+                [placement.uuid_of_device(device)],
+            )
         graphs = dataclasses.replace(self.options.graphs, enabled=self.graphs_enabled)
         self.core = self.family.core(self.spec.encoder, model, graphs, device)
         self.device = str(device)

@@ -71,11 +71,13 @@ class ChatEngine:
         from starlette.datastructures import State
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         args = serve_arguments(self.options)
         engine_args = AsyncEngineArgs.from_cli_args(args)
-        self.engine = AsyncLLM.from_engine_args(engine_args)
+        # As upstream's server says it: the default batch sizes depend on it.
+        self.engine = AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.OPENAI_API_SERVER)
         state = State()
         await init_app_state(self.engine, state, args, await self.engine.get_supported_tasks())
         self.chat_serving = state.openai_serving_chat
@@ -85,6 +87,11 @@ class ChatEngine:
         """Direct child modules of the model in the engine process that hold weights."""
         per_rank = await self.engine.collective_rpc("graphserve_modules_loaded")
         return tuple(per_rank[0])
+
+    async def device_uuids(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that hold the model's parts; none on the CPU."""
+        per_rank = await self.engine.collective_rpc("graphserve_device_uuid")
+        return tuple(uuid for uuid in per_rank if uuid is not None)
 
     async def check_health(self) -> None:
         """Raise EngineDeadError when the engine process is gone."""

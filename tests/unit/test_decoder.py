@@ -123,3 +123,13 @@ async def test_gpus_that_do_not_fit_fail_the_start(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("deployments.decoder.held_gpus", lambda: DecoderGpus(2))
     with pytest.raises(GraphServeError, match=r"over 1 GPU .* is 2: set it to 1"):
         await decoder(FakeChatEngine()).check_health()
+
+
+async def test_an_engine_on_a_neighbours_gpu_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder whose engine holds its model on another GPU than Ray's never becomes ready."""
+    engine = FakeChatEngine()
+    engine.device_uuids = lambda: _modules("aaaa")  # type: ignore[method-assign]
+    monkeypatch.setattr("deployments.decoder.assigned_gpus", lambda: ("1",))
+    monkeypatch.setattr("deployments.placement.uuids_of_machine", lambda: ("aaaa", "bbbb"))
+    with pytest.raises(GraphServeError, match=r"the decoder runs on GPU 0 \(aaaa\)"):
+        await decoder(engine).check_health()
