@@ -20,6 +20,7 @@ def register() -> None:
     from deployments.upstream.sinc_resample import fill_torchaudio
 
     mend_minicpmo_audio_embeds()
+    mend_random_minicpmo()
     fill_torchaudio()
     fill_picture_functions()
     register_llama4_embeds()
@@ -42,6 +43,26 @@ def mend_minicpmo_audio_embeds() -> None:
     if "allow_missing_mm_embeddings" not in inspect.getsource(info.get_data_parser):
         info.get_data_parser = _data_parser(minicpmo)
         logger.info("MiniCPM-o audio embeddings: mended the data parser's options")
+
+
+def mend_random_minicpmo() -> None:
+    """With ``load_format: dummy`` move MiniCPM-o's resampler to its device, which else loading weights does.
+
+    Its position table stayed on the CPU: every picture was slow, and a capture failed.
+    """
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    upstream = DummyModelLoader.load_weights
+    if "_ensure_resampler_device" in inspect.getsource(upstream):
+        return
+
+    def load_weights(self: Any, model: Any, model_config: Any) -> None:
+        upstream(self, model, model_config)
+        ensure = getattr(model, "_ensure_resampler_device", None)  # asked for twice it does nothing
+        if ensure is not None:
+            ensure()
+
+    DummyModelLoader.load_weights = load_weights
 
 
 def _audio_embedding_items(minicpmo: Any) -> type:

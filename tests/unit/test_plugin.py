@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,11 +20,14 @@ def minicpmo() -> Any:
     return module
 
 
-def patched(minicpmo: Any) -> tuple[Any, Any, Any]:
+def patched(minicpmo: Any) -> tuple[Any, ...]:
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
     return (
         minicpmo.MiniCPMOAudioEmbeddingItems,
         minicpmo.MiniCPMOMultiModalProcessor._get_prompt_updates,
         minicpmo.MiniCPMOProcessingInfo.get_data_parser,
+        DummyModelLoader.load_weights,
     )
 
 
@@ -31,6 +35,18 @@ def test_every_patch_applied_to_this_vllm(minicpmo: Any) -> None:
     """The faults we know of are in the installed vLLM, and each is replaced by code of ours."""
     homes = {found.__module__ for found in patched(minicpmo)}
     assert homes == {plugin.__name__}
+
+
+def test_random_weights_leave_nothing_on_the_cpu(minicpmo: Any) -> None:
+    """Loading random weights moves MiniCPM-o's resampler too, once, and asks no other model for it."""
+    from vllm.model_executor.model_loader.dummy_loader import DummyModelLoader
+
+    moved = []
+    resampled = torch.nn.Module()
+    resampled._ensure_resampler_device = lambda: moved.append("resampler")
+    DummyModelLoader.load_weights(SimpleNamespace(), resampled, None)
+    DummyModelLoader.load_weights(SimpleNamespace(), torch.nn.Module(), None)
+    assert moved == ["resampler"]
 
 
 def test_registering_again_changes_nothing(minicpmo: Any) -> None:
