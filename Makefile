@@ -9,7 +9,7 @@ PYTEST := $(PY) -m pytest
 SOURCES := app deployments policies $(wildcard tiny_models toy_model)
 export VENV STACK PYTHON
 
-.PHONY: help setup serve test test-full test-gpu check bench bench-cpu lock clean
+.PHONY: help setup serve test test-full test-gpu check bench bench-graphs bench-cpu lock clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
@@ -34,7 +34,10 @@ check: setup ## ruff and mypy
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy $(SOURCES)
 
-bench: setup ## the encoder-graph benchmark, needs an NVIDIA GPU
+bench: setup ## GraphServe beside undivided vLLM on one NVIDIA GPU of 140 GB
+	$(PY) -m benchmarks.serving $(ARGS)
+
+bench-graphs: setup ## the encoders alone, eager and in graphs, needs an NVIDIA GPU
 	$(PY) -m benchmarks.encoder_graphs $(ARGS)
 
 bench-cpu: setup ## the benchmarks that run anywhere

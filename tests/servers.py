@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,18 @@ def free_port() -> int:
 class Server:
     """A server process, its log and its end."""
 
-    def __init__(self, command: list[str], base_url: str, log: Path, env: dict[str, str]) -> None:
+    def __init__(self, command: list[str], base_url: str, log: Path, env: dict[str, str | None]) -> None:
         self.base_url = base_url
         self.client: OpenAI | None = None
         self.log = log
         self._stream = log.open("wb")
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a background job; children inherit it
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        environment = {**os.environ, **ENVIRONMENT, **env}
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, **ENVIRONMENT, **env},
+            env={name: value for name, value in environment.items() if value is not None},
             stdout=self._stream,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -63,8 +64,11 @@ class Server:
                 if self.process.poll() is not None:
                     raise RuntimeError(f"ended with {self.process.returncode}:\n{self.tail()}")
                 with contextlib.suppress(httpx.HTTPError):
-                    if client.get(f"{self.base_url}/health").status_code == 200:
+                    answer = client.get(f"{self.base_url}/health")
+                    if answer.status_code == 200:
                         return time.monotonic() - begun
+                    if "deploy_failed" in answer.text:
+                        raise RuntimeError(f"Serve gave up: {answer.text}\n{self.tail()}")
                 time.sleep(0.3)
         raise TimeoutError(f"not ready after {timeout_s} s:\n{self.tail()}")
 
@@ -147,11 +151,14 @@ def starting_app(
     deployments: dict[str, Any] | None = None,
     *,
     import_path: str | None = None,
-    env: dict[str, str] | None = None,
+    env: dict[str, str | None] | None = None,
     source: str = "serve_config.yaml",
     top: dict[str, Any] | None = None,
 ) -> Iterator[Server]:
-    """Not waited for. ``env`` may name another Ray cluster; ``top`` is Serve's part of the config."""
+    """Not waited for. ``env`` may name another Ray cluster, and what is None in it is taken away.
+
+    ``top`` is Serve's part of the config.
+    """
     port = free_port()
     config = {**app_config(port, args, deployments, source), **(top or {})}
     if import_path is not None:
@@ -159,7 +166,7 @@ def starting_app(
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config))
     serve = [sys.executable, "-m", "ray.serve.scripts"]
-    environment = {
+    environment: dict[str, str | None] = {
         "RAY_ADDRESS": "local",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
         **(env or {}),
@@ -179,23 +186,29 @@ def running_undivided(
     name: str = "graphserve-toy",
     timeout_s: float = 180,
     engine: dict[str, Any] | None = None,
+    *,
+    eager: bool = True,
+    module: str = "vllm.entrypoints.openai.api_server",
+    command: Sequence[str] = (),
+    env: dict[str, str | None] | None = None,
 ) -> Iterator[Server]:
     """vLLM's own OpenAI server with the whole model.
 
-    By its module, for its console script asks for a distribution of the name ``vllm``, which the CPU build
-    does not have.
+    By its module (after which come the words of ``command``), for its console script asks for a distribution
+    of the name ``vllm``, which the CPU build does not have. A value of ``engine`` that is True is a flag.
     """
     port = free_port()
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model,
+    words = [
+        sys.executable, "-m", module, *command, "--model", model,
         "--host", "127.0.0.1", "--port", str(port), "--dtype", dtype, "--served-model-name", name,
-        "--trust-remote-code", "--enforce-eager", "--interleave-mm-strings",
+        "--trust-remote-code", "--interleave-mm-strings",
         "--limit-mm-per-prompt", '{"image": 16, "audio": 16, "video": 0}',
         "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+        *(["--enforce-eager"] if eager else []),
     ]  # fmt: skip
     for option, value in (ENGINE if engine is None else engine).items():
-        command += [f"--{option.replace('_', '-')}", str(value)]
-    server = Server(command, f"http://127.0.0.1:{port}", folder / "undivided.log", {})
+        words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
+    server = Server(words, f"http://127.0.0.1:{port}", folder / "undivided.log", env or {})
     try:
         server.wait_ready(timeout_s)
         yield server

@@ -53,12 +53,29 @@ def test_the_encoders_of_autoscale_scale_by_their_own_work_and_nothing_else_does
         assert policy(ctx)[0] == settings.max_replicas > 1
 
 
-def test_the_variant_that_shares_a_gpu_is_good_too() -> None:
-    """The commented values at the end of minicpmo-4_5.yaml are YAML, and their fractions fit one GPU."""
-    found = variant("minicpmo-4_5.yaml", "     deployments:")
-    shares = [entry["ray_actor_options"]["num_gpus"] for entry in found["deployments"]]
-    assert len(shares) == 3
-    assert sum(shares) <= 1
+def shares(name: str) -> dict[str, float]:
+    """GPUs of each deployment in a config."""
+    config = yaml.safe_load((ROOT / "configs" / name).read_text(encoding="utf-8"))
+    (app,) = config["applications"]
+    return {
+        entry["name"]: entry["ray_actor_options"]["num_gpus"]
+        for entry in app["deployments"]
+        if "ray_actor_options" in entry
+    }
+
+
+def test_one_gpu_holds_all_three() -> None:
+    """The fractions of minicpmo-4_5-one-gpu.yaml fit one GPU."""
+    found = shares("minicpmo-4_5-one-gpu.yaml")
+    assert set(found) == {"VisionEncoder", "AudioEncoder", "Decoder"}
+    assert sum(found.values()) <= 1
+
+
+def test_with_two_gpus_the_decoder_has_one_to_itself() -> None:
+    """In minicpmo-4_5-two-gpus.yaml the encoders share one GPU, which leaves no room for the decoder."""
+    found = shares("minicpmo-4_5-two-gpus.yaml")
+    assert found["Decoder"] == 1
+    assert 0 < found["VisionEncoder"] + found["AudioEncoder"] <= 1
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)

@@ -1,19 +1,24 @@
-"""The report of benchmarks/cpu.py, and which process counts as what. Needs nothing."""
+"""The tables of the serving benchmarks, and which process counts as what. Needs nothing."""
 
 import pytest
 
-from benchmarks import serving_report
+from benchmarks import hops, serving_report
 from benchmarks.process_time import part_of
 
+CASE = "text, 1 at once"
 
-def _round(server: str, speed: float) -> serving_report.Round:
+
+def _round(server: str, speed: float, number: int) -> serving_report.Round:
     return {
-        "case": "text, 1 at once",
+        "case": CASE,
+        "round": number,
         "server": server,
         "requests_per_s": speed,
         "median_ttft_ms": 100 / speed,
         "p99_ttft_ms": 200 / speed,
         "median_tpot_ms": 10 / speed,
+        "good_requests_per_s": speed,
+        "p99_itl_ms": 20 / speed,
         "cpu_ms_per_request": {"engine": 50 / speed},
         "idle_cores": {"another": 0.02},
     }
@@ -21,11 +26,34 @@ def _round(server: str, speed: float) -> serving_report.Round:
 
 def test_ratios_compare_within_a_round() -> None:
     """A machine that is slower in one round makes both servers slower and leaves the ratio alone."""
-    rounds = [_round("a", 8), _round("b", 10), _round("a", 4), _round("b", 5)]
-    summary = serving_report.summarise(rounds, "a", "b")["text, 1 at once"]
-    ratio = summary["ratios"]["requests_per_s"]
-    assert (ratio["min"], ratio["max"]) == (0.8, 0.8)
-    assert summary["ours"]["figures"]["requests_per_s"]["median"] == 6
+    rounds = [_round("a", 8, 1), _round("b", 10, 1), _round("a", 4, 2), _round("b", 5, 2)]
+    assert serving_report.ratios(rounds, CASE, "requests_per_s", "a", ["b"]) == [0.8, 0.8]
+    assert serving_report.summarise(rounds)[CASE]["a"]["figures"]["requests_per_s"]["median"] == 6
+
+
+def test_a_ratio_is_over_the_best_of_the_others() -> None:
+    """The best of several is the fastest: the most requests a second, the fewest milliseconds."""
+    rounds = [_round("a", 8, 1), _round("b", 10, 1), _round("c", 16, 1)]
+    assert serving_report.ratios(rounds, CASE, "requests_per_s", "a", ["b", "c"]) == [0.5]
+    assert serving_report.ratios(rounds, CASE, "median_ttft_ms", "a", ["b", "c"]) == [2.0]
+
+
+def test_a_round_without_one_of_the_servers_has_no_ratio() -> None:
+    """A run that stopped in the middle of a round adds nothing to the ratios of that round."""
+    rounds = [_round("a", 8, 1), _round("b", 10, 1), _round("a", 4, 2)]
+    assert serving_report.ratios(rounds, CASE, "requests_per_s", "a", ["b"]) == [0.8]
+
+
+def test_a_missed_target_is_said_to_be_missed() -> None:
+    """The verdict goes by the median ratio and the bound's direction."""
+    rounds = [_round("a", 8, 1), _round("b", 10, 1)]
+    much = serving_report.Target(CASE, "requests_per_s", "a", ("b",), at_least=1.0)
+    fast = serving_report.Target(CASE, "median_ttft_ms", "a", ("b",), at_most=1.3)
+    near = serving_report.Target(CASE, "median_ttft_ms", "a", ("b",), at_most_more=2.0)
+    table = serving_report.targets_table(rounds, [much, fast, near]).splitlines()
+    assert table[-3].endswith("| >= 1 | 0.80 | **missed** |")
+    assert table[-2].endswith("| <= 1.3 | 1.25 | met |")
+    assert table[-1].endswith("| at most 2 more | 2.50 | **missed** |")
 
 
 def test_percentile_is_the_nearest_rank() -> None:
@@ -45,7 +73,7 @@ def test_hops_are_differences() -> None:
         "chat, 65 tokens streamed": 20.0 + 64 * 3,
         "chat, 65 tokens streamed, undivided": 5.0 + 64 * 2,
     }
-    found = serving_report.differences({name: {"median": ms} for name, ms in names.items()})
+    found = hops.differences({name: {"median": ms} for name, ms in names.items()})
     assert list(found.values()) == [1.0, 3.0, 5.0, 15.0, 3.0, 2.0, 1.0]
 
 
@@ -58,6 +86,8 @@ def test_hops_are_differences() -> None:
         (["VLLM::EngineCore"], "engine"),
         (["python", "-c", "from multiprocessing.spawn import spawn_main"], "preprocessing"),
         (["python", "-m", "vllm.entrypoints.openai.api_server"], "API server"),
+        (["VLLM::ApiServer_3"], "API server"),
+        (["python", "-m", "benchmarks.vllm_serve", "serve"], "API server"),
         (["raylet"], "Ray and the rest"),
     ],
 )
