@@ -25,7 +25,7 @@ from deployments.encoders.preprocess_pool import PoolOptions
 from deployments.encoders.vision import VisionEncoder
 from deployments.errors import GraphServeError
 from deployments.families.base import EncoderSpec, Family
-from deployments.families.registry import load_family
+from deployments.families.registry import control_tokens, load_family
 from deployments.graph_controller import ControllerOptions, GraphController
 from deployments.upstream.encoder_model import EncoderModelSpec
 from policies.decoder_gpus import DecoderGpus
@@ -74,6 +74,9 @@ def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
         limits=config.media.limits,
         fetch=config.media.fetch,
         deployments=names,
+        control_tokens=(
+            control_tokens(config.model, config.revision) if config.control_tokens == "text" else ()
+        ),
     )
     application: Application = INGRESS.bind(options, encoders, decoder, controller)
     return application

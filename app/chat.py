@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from app.chat_parts import MediaPart, find_media, with_embeddings, without_placeholders
+from app.chat_parts import MediaPart, find_media, with_embeddings
 from app.embedding_cache import EmbeddingCache, Encoded
 from app.failures import classify
 from app.http_errors import HttpError, from_client_error
 from app.media_fetch import MediaFetcher
+from app.plain_text import PlainText
 from deployments.errors import ClientError
 from deployments.families.base import Family
 from deployments.messages import ChatHead, EncodeReceipt, MediaItem
@@ -50,6 +51,7 @@ class ChatFront:
         limits: MediaLimits,
         cache: EmbeddingCache,
         deadline_s: float,
+        control_tokens: tuple[str, ...] = (),
     ) -> None:
         self.family = family
         self.identity = identity
@@ -60,6 +62,7 @@ class ChatFront:
         self.fetcher = fetcher
         self.limits = limits
         self.cache = cache
+        self.plain_text = PlainText(control_tokens, family.placeholders)
         self.deadline_s = deadline_s
 
     async def answer(self, request: dict[str, Any], request_id: str) -> Answer:
@@ -69,8 +72,7 @@ class ChatFront:
             async with asyncio.timeout(self.deadline_s) as deadline:
                 media = find_media(request, self.family.encoders, self.limits.max_parts)
                 ready = with_embeddings({"request_id": request_id, **request}, media)
-                if media:
-                    ready = without_placeholders(ready, self.family.placeholders)
+                ready = self.plain_text(ready, bool(media))
                 items = await _all(self._item(part, request_id) for part in media)
                 return await self._decode(ready, media, items, deadline_s)
         except TimeoutError:

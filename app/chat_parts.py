@@ -1,7 +1,6 @@
 """Finds the media of a chat request, and puts embeddings in their places."""
 
-import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +26,6 @@ MEDIA_TYPES = {
     "video_url": "video",
 }
 """Types of part that carry media, and what a model lacks that takes none of them."""
-PROMPT_FIELDS = ("messages", "tools", "documents", "chat_template_kwargs")
-"""What a chat template can write into a prompt."""
-UPSTREAM_SLOTS = ("<##IMAGE##>", "<##AUDIO##>", "<##VIDEO##>")
-"""Texts that upstream puts between the parts of a message where media stand."""
-BREAK = "\u200b"
 AUDIO_FORMATS = ("flac", "mp3", "ogg", "wav")
 
 
@@ -133,37 +127,3 @@ def with_embeddings(request: dict[str, Any], media: list[MediaPart]) -> dict[str
         message["content"] = content
         messages[medium.message] = message
     return {**request, "messages": messages}
-
-
-def without_placeholders(request: dict[str, Any], placeholders: Iterable[str]) -> dict[str, Any]:
-    """The request, every placeholder in its texts broken by a zero-width space. Raises HttpError 400.
-
-    Upstream looks for the places of media in the finished prompt, and would take one that a client wrote, or
-    that a tool's answer holds, for a medium's own. Without media there is nothing to look for.
-    """
-    broken = {p: p[0] + BREAK + p[1:] for p in (*placeholders, *UPSTREAM_SLOTS)}
-    try:
-        text = json.dumps({k: _unescaped(request[k]) for k in PROMPT_FIELDS if k in request})
-        if not any(placeholder in text for placeholder in broken):
-            return request
-        for placeholder, harmless in broken.items():
-            text = text.replace(placeholder, harmless)
-        return {**request, **json.loads(text)}
-    except RecursionError:
-        raise HttpError(400, "the request is nested too deeply") from None
-
-
-def _unescaped(value: Any) -> Any:
-    """Messages whose tool calls hold their arguments as upstream will read them, no character escaped."""
-    if isinstance(value, list):
-        return [_unescaped(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    plain = {key: _unescaped(item) for key, item in value.items()}
-    arguments = plain.get("arguments")
-    if isinstance(arguments, str) and "\\u" in arguments:
-        try:
-            plain["arguments"] = json.dumps(json.loads(arguments), ensure_ascii=False)
-        except ValueError:
-            return plain  # upstream refuses it
-    return plain

@@ -114,6 +114,9 @@ class AppConfig(_Strict):
     decoder: DecoderConfig = DecoderConfig()
     controller: ControllerConfig = ControllerConfig()
     media: MediaConfig = MediaConfig()
+    control_tokens: Literal["text", "tokens"] = Field(
+        default="text", description="what a special token of the tokenizer is where a client writes it"
+    )
     request_deadline_s: float = Field(default=120.0, gt=0)
     max_requests: int = Field(default=256, ge=1, description="in hand at once, per Ingress replica")
     max_body_bytes: int = Field(default=64 << 20, ge=1024)

@@ -85,6 +85,7 @@ class IngressOptions:
     limits: MediaLimits
     fetch: FetchOptions
     deployments: tuple[str, ...]
+    control_tokens: tuple[str, ...] = ()  # of the model's tokenizer: written by a client they are text
 
 
 # Everything that Ingress's methods use stands above it: serve.ingress() freezes the class, and the module's
@@ -166,6 +167,7 @@ class Ingress:
             options.limits,
             EmbeddingCache(config.embedding_cache_bytes, request_id.of_no_request),
             config.request_deadline_s,
+            options.control_tokens,
         )
         self.readiness = Readiness(serve.get_replica_context().app_name, options.deployments)
         self.in_hand = 0

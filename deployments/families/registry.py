@@ -36,15 +36,44 @@ def load_family(model: str, revision: str | None = None) -> Family:
     )
 
 
-def _read_json(model: str, name: str, revision: str | None) -> dict[str, Any]:
-    folder = Path(model)
-    if folder.is_dir():
-        path = folder / name
-    else:
-        from huggingface_hub import hf_hub_download
+def control_tokens(model: str, revision: str | None = None) -> tuple[str, ...]:
+    """Texts that the checkpoint's tokenizer reads as one special token each. Raises where none is named."""
+    added: list[dict[str, Any]] = []
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        path = _find(model, name, revision)
+        if path is None:
+            continue
+        held = json.loads(path.read_text(encoding="utf-8"))
+        added += held.get("added_tokens") or []
+        added += (held.get("added_tokens_decoder") or {}).values()
+    texts = {str(token["content"]) for token in added if token.get("special")}
+    if not texts:
+        raise GraphServeError(
+            f"model {model!r} names no special tokens in tokenizer.json or tokenizer_config.json, so that "
+            "clients could write them; set control_tokens: tokens to serve it all the same"
+        )
+    return tuple(sorted(texts))
 
-        path = Path(hf_hub_download(model, name, revision=revision))
-    if not path.is_file():
+
+def _read_json(model: str, name: str, revision: str | None) -> dict[str, Any]:
+    path = _find(model, name, revision)
+    if path is None:
         raise GraphServeError(f"model {model!r} has no {name}")
     loaded: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return loaded
+
+
+def _find(model: str, name: str, revision: str | None) -> Path | None:
+    """A file of the checkpoint; None where it has none of that name."""
+    if Path(model).is_dir():
+        path = Path(model) / name
+        return path if path.is_file() else None
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(model, name, revision=revision))
+    except LocalEntryNotFoundError:  # the hub could not be asked
+        raise
+    except EntryNotFoundError:
+        return None

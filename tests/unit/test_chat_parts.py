@@ -1,14 +1,13 @@
 """Media of a request: found in order, replaced in place, and nothing else is taken for media."""
 
 import copy
-import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.chat_parts import UPSTREAM_SLOTS, find_media, with_embeddings, without_placeholders
+from app.chat_parts import find_media, with_embeddings
 from app.http_errors import HttpError
 from deployments.messages import EMBEDDING_PART
 from tests.fakes import FakeFamily
@@ -174,68 +173,3 @@ def test_media_that_the_model_has_no_encoder_for_is_refused_by_name(kind: str, l
     with pytest.raises(HttpError, match=f"the model has no {lacks}.*it takes text, image_url") as refused:
         find_media({"messages": [{"role": "user", "content": [part]}]}, pictures_only, 8)
     assert (refused.value.status, refused.value.param) == (400, f"messages[0].content[0].{kind}")
-
-
-class TestPlaceholders:
-    """Placeholders that a client wrote are text."""
-
-    WORDS = ("<pad>", "(<image>./</image>)", *UPSTREAM_SLOTS)
-
-    @given(
-        st.lists(st.sampled_from([*WORDS, "<", "pad>", "a", "\u00e9", '"', "\\"]), max_size=8).map("".join)
-    )
-    def test_none_is_left_and_nothing_else_changes(self, text: str) -> None:
-        """In content, parts, tool calls and tools, none is found, and the rest stays as it was."""
-        call = {
-            "id": "1",
-            "type": "function",
-            "function": {"name": "f", "arguments": json.dumps({"a": text})},
-        }
-        request = {
-            "messages": [
-                {"role": "system", "content": text},
-                {
-                    "role": "user",
-                    "content": [{"type": "text", "text": text}, {"type": EMBEDDING_PART, "index": 0}],
-                },
-                {"role": "assistant", "content": None, "tool_calls": [call]},
-                {"role": "tool", "content": text, "tool_call_id": "1"},
-            ],
-            "tools": [{"type": "function", "function": {"name": "f", "description": text}}],
-            "temperature": 0.5,
-        }
-        before = copy.deepcopy(request)
-        after = without_placeholders(request, self.WORDS)
-        assert request == before
-        arguments = json.loads(after["messages"][2]["tool_calls"][0]["function"]["arguments"])["a"]
-        for found in (*strings(after), arguments):
-            assert not any(word in found for word in self.WORDS)
-        assert arguments.replace("\u200b", "") == text
-        assert after["messages"][0]["content"].replace("\u200b", "") == text
-        assert after["messages"][1]["content"][1] == {"type": EMBEDDING_PART, "index": 0}
-        if not any(word in text for word in self.WORDS):
-            assert after == before
-
-    def test_escaped_arguments_hide_none(self) -> None:
-        """Upstream parses a tool call's arguments, so characters escaped in there come back."""
-        function = {"name": "f", "arguments": '{"a": "\\u003cpa\\u0064>"}'}
-        message = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
-        after = without_placeholders({"messages": [message]}, ("<pad>",))
-        found = after["messages"][0]["tool_calls"][0]["function"]["arguments"]
-        assert json.loads(found) == {"a": "<\u200bpad>"}
-
-    def test_too_deep_is_refused(self) -> None:
-        """What cannot be walked is a bad request."""
-        nested: Any = "<pad>"
-        for _ in range(5000):
-            nested = [nested]
-        with pytest.raises(HttpError, match="too deeply"):
-            without_placeholders({"messages": nested}, ("<pad>",))
-
-
-def strings(value: Any) -> list[str]:
-    """Every text in a value."""
-    if isinstance(value, str):
-        return [value]
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [text for item in values for text in strings(item)]

@@ -195,7 +195,7 @@ def test_settings_of_an_encoder_that_the_model_lacks_are_refused(args: dict[str,
 
 def test_no_audio_encoder_is_started_for_a_model_without_audio() -> None:
     """The bound application holds the encoders of the family and no other."""
-    config, family = tiny_llama4(model="some")
+    config, family = tiny_llama4(model="some", control_tokens="tokens")
     bound = assemble(config, "name", family)._bound_deployment
     assert list(bound.init_args[1]) == ["vision"]
     assert "AudioEncoder" not in bound.init_args[0].deployments
