@@ -63,12 +63,10 @@ def find_media(
 
 
 def _contents(messages: Any) -> Iterator[tuple[int, list[Any]]]:
-    """Every message whose content is a list of parts."""
-    if not isinstance(messages, list) or not messages:
-        raise HttpError(400, "messages must be a list that is not empty", "messages")
-    for i, message in enumerate(messages):
+    """Every message whose content is a list of parts. What holds none at all is upstream's to refuse."""
+    for i, message in enumerate(messages if isinstance(messages, list) else ()):
         if not isinstance(message, dict):
-            raise HttpError(400, "a message must be an object", f"messages[{i}]")
+            continue
         content = message.get("content")
         if isinstance(content, list):
             yield i, content
@@ -119,6 +117,8 @@ def _audio_data(value: Any, param: str) -> str:
 
 def with_embeddings(request: dict[str, Any], media: list[MediaPart]) -> dict[str, Any]:
     """The request with medium i replaced by ``{"type": "graphserve_embedding", "index": i}``."""
+    if not media:
+        return request
     messages = list(request["messages"])
     for index, medium in enumerate(media):
         message = dict(messages[medium.message])

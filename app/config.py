@@ -120,6 +120,10 @@ class AppConfig(_Strict):
     request_deadline_s: float = Field(default=120.0, gt=0)
     max_requests: int = Field(default=256, ge=1, description="in hand at once, per Ingress replica")
     max_body_bytes: int = Field(default=64 << 20, ge=1024)
+    max_bodies_bytes: int = Field(
+        default=1 << 30, ge=1024, description="of all requests in hand together, per Ingress replica"
+    )
+    max_n: int = Field(default=128, ge=1, description="choices that one request may ask for")
     embedding_cache_bytes: int = Field(default=256 << 20, ge=0)
     routing: Literal["shape", "default"] = "shape"
     routing_bound: int = Field(default=2, ge=0, description="how much busier a preferred replica may be")

@@ -3,12 +3,10 @@
 import asyncio
 import contextlib
 import hmac
-import json
 import logging
-import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
@@ -17,7 +15,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from app import request_id
+from app import openapi, request_id
+from app.body import Body, Room, parse_json
 from app.chat import Answer, ChatFront
 from app.config import AppConfig
 from app.embedding_cache import EmbeddingCache
@@ -30,9 +29,8 @@ from deployments.families.base import Family
 from policies.limits import MediaLimits
 
 logger = logging.getLogger("ray.serve")
-app = FastAPI(title="GraphServe", docs_url=None, redoc_url=None, redirect_slashes=False)
+app = FastAPI(title="GraphServe", openapi_url=None, redirect_slashes=False)
 app.add_middleware(RequestId)
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 @app.exception_handler(HttpError)
@@ -42,7 +40,9 @@ async def _refused(_: Request, error: HttpError) -> JSONResponse:
 
 @app.exception_handler(HTTPException)
 async def _no_such_route(_: Request, error: HTTPException) -> JSONResponse:
-    return HttpError(error.status_code, str(error.detail)).response()
+    response = HttpError(error.status_code, str(error.detail)).response()
+    response.headers.update(error.headers or {})
+    return response
 
 
 @app.exception_handler(Exception)
@@ -92,43 +92,12 @@ class IngressOptions:
 # names as they are at that moment, when it decorates.
 
 
-async def read_body(stream: AsyncIterator[bytes], max_bytes: int, timeout_s: float) -> bytes:
-    """The whole body. Raises HttpError 413 when it is too large, 504 when the client is too slow with it."""
-    chunks: list[bytes] = []
-    size = 0
+def over(value: Any, limit: int) -> bool:
+    """Whether a number is over a limit, in every form in which upstream's schema takes it for a number."""
     try:
-        async with asyncio.timeout(timeout_s):
-            async for chunk in stream:
-                size += len(chunk)
-                if size > max_bytes:
-                    raise HttpError(413, f"the body is larger than {max_bytes} bytes")
-                chunks.append(chunk)
-    except TimeoutError:
-        raise HttpError(504, f"the body did not come within {timeout_s:g} s") from None
-    return b"".join(chunks)
-
-
-def parse_json(body: bytes) -> dict[str, Any]:
-    """The object in a body. Raises HttpError 400.
-
-    Strict where Python's parser is not: no NaN or Infinity, and no half of a surrogate pair, which is no
-    text and cannot even be sent back in an error.
-    """
-    try:
-        request = json.loads(body, parse_constant=_no_number)
-        if SURROGATE.search(body):
-            json.dumps(request, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise HttpError(400, "the body is not JSON: half of a surrogate pair") from None
-    except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"the body is not JSON: {error}") from error
-    if not isinstance(request, dict):
-        raise HttpError(400, "the body must be a JSON object")
-    return request
-
-
-def _no_number(word: str) -> NoReturn:
-    raise ValueError(f"{word} is not a number")
+        return isinstance(value, int | float | str) and float(value) > limit
+    except (ValueError, OverflowError):
+        return isinstance(value, int)  # too large even for a float; a text is upstream's to refuse
 
 
 def _bearer(raw: Request) -> str:
@@ -171,12 +140,13 @@ class Ingress:
         )
         self.readiness = Readiness(serve.get_replica_context().app_name, options.deployments)
         self.in_hand = 0
+        self.room = Room(config.max_bodies_bytes)
 
     async def check_health(self) -> None:
         """Also the hook by which the watch over the application starts inside the event loop."""
         self.readiness.start()
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", openapi_extra=openapi.CHAT)
     async def chat_completions(self, raw: Request) -> Response:
         """OpenAI's chat completions as vLLM serves them."""
         self._check_key(raw)
@@ -185,8 +155,9 @@ class Ingress:
         self.in_hand += 1
         streaming = False
         try:
-            request = await self._body(raw)
-            answer = await self.front.answer(request, request_id.current())
+            with self._new_body() as body:
+                request = await self._request(raw, body)
+                answer = await self.front.answer(request, request_id.current())
             if answer.events is None:
                 return Response(answer.body, status_code=answer.status, media_type="application/json")
             streaming = True
@@ -199,22 +170,36 @@ class Ingress:
         answer.cancel()
         self.in_hand -= 1
 
-    async def _body(self, raw: Request) -> dict[str, Any]:
+    def _new_body(self) -> Body:
         config = self.options.config
-        body = await read_body(raw.stream(), config.max_body_bytes, config.request_deadline_s)
-        request = parse_json(body)
+        return Body(self.room, config.max_body_bytes, config.request_deadline_s)
+
+    async def _request(self, raw: Request, body: Body) -> dict[str, Any]:
+        """What was asked. It must be called JSON, which browsers send for no page that was not allowed to."""
+        if raw.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise HttpError(400, "Unsupported Media Type: Only 'application/json' is allowed")
+        request = parse_json(await body.read(raw.stream()))
         given = request.get("request_id")
         if isinstance(given, str) and not request_id.SANE.fullmatch(given):
             raise HttpError(400, f"request_id must match {request_id.SANE.pattern}", "request_id")
         model = request.get("model")
         if model is not None and model != self.options.model_name:
-            raise HttpError(404, f"The model `{model}` does not exist.", "model")
+            known = self.options.model_name
+            raise HttpError(404, f"The model `{model}` does not exist. Valid aliases: {known}.", "model")
+        if over(request.get("n"), self.options.config.max_n):
+            raise HttpError(400, f"n must be at most {self.options.config.max_n}", "n")
         return request
 
     def _check_key(self, raw: Request) -> None:
         keys = self.options.config.api_keys
         if keys and not any(_same(_bearer(raw), key) for key in keys):
             raise HttpError(401, "an API key is needed: Authorization: Bearer ...")
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def schema(self, raw: Request) -> Response:
+        """The description of these paths, for those who may use them."""
+        self._check_key(raw)
+        return JSONResponse(openapi.described(app))
 
     @app.get("/v1/models")
     async def models(self, raw: Request) -> Response:
@@ -247,7 +232,8 @@ class Ingress:
         except Exception as error:
             raise HttpError(503, f"the part that knows cannot answer: {classify(error)[1]}") from error
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
     async def health(self) -> Response:
         """Ready once everything was; from then on 200 while text can be answered."""
         health = self.readiness.health

@@ -158,6 +158,8 @@ class Decoder:
             self._leave_if_dead()
 
     def _fill(self, request: dict[str, Any], embeddings: tuple[EncodedMedia, ...]) -> dict[str, Any]:
+        if not embeddings:
+            return request
         parts = [self._part(embedding) for embedding in embeddings]
         messages = [_filled(message, parts) for message in request["messages"]]
         return {**request, "messages": messages}
@@ -182,8 +184,8 @@ class Decoder:
         return self.family.content_part(embedding.encoder, tensor, metadata, embedding.uuid)
 
 
-def _filled(message: dict[str, Any], parts: list[dict[str, Any]]) -> dict[str, Any]:
-    content = message.get("content")
+def _filled(message: Any, parts: list[dict[str, Any]]) -> Any:
+    content = message.get("content") if isinstance(message, dict) else None
     if not isinstance(content, list):
         return message
     filled = [

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from deployments.errors import GraphServeError
@@ -33,25 +34,29 @@ def json_error(error: Exception) -> tuple[int, str]:
     return int(response.error.code), response.model_dump_json()
 
 
-def invalid_request(error: Any) -> str:
-    """OpenAI body for a request that upstream's schema refuses, naming the field."""
-    from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
-    from vllm.entrypoints.serve.exception_handling.handlers.validation import clean_loc_for_param
+async def invalid_request(error: Any) -> str:
+    """OpenAI body for a request that upstream's schema refuses, by the handler of upstream's own server."""
+    from fastapi.exceptions import RequestValidationError
+    from vllm.entrypoints.serve.exception_handling.handlers.validation import validation_exception_handler
 
-    first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    param = clean_loc_for_param(first["loc"]) or None
-    message = f"{param}: {first['msg']}" if param else first["msg"]
-    body: str = create_error_response(message, param=param).model_dump_json()
-    return body
+    found = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
+    state = SimpleNamespace(args=SimpleNamespace(log_error_stack=False))
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=state))
+    response = await validation_exception_handler(request, RequestValidationError(found))
+    return bytes(response.body).decode()
 
 
 def parsed_request(request: Mapping[str, Any]) -> Any:
-    """The request in upstream's schema. Raises ValueError, whatever upstream's own checks stumble over."""
+    """The request in upstream's schema.
+
+    Raises VLLMClientError or ValueError, whatever upstream's own checks stumble over.
+    """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.exceptions import VLLMClientError
 
     try:
-        return ChatCompletionRequest(**request)
-    except ValueError:  # pydantic's among them
+        return ChatCompletionRequest.model_validate(dict(request))
+    except (ValueError, VLLMClientError):  # pydantic's among them
         raise
     except Exception as error:  # they look into values before the types of these are checked
         raise ValueError(f"the request does not fit the schema: {error}") from error
@@ -117,14 +122,16 @@ class ChatEngine:
         from jinja2 import TemplateError
         from pydantic import ValidationError
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
-        from vllm.exceptions import VLLMClientError
+        from vllm.exceptions import GenerationError, RetryableRequestError, VLLMClientError
 
         try:
             parsed = parsed_request(request)
             answer = await self.chat_serving.create_chat_completion(parsed, raw_request=None)
+        except RetryableRequestError:
+            raise
         except ValidationError as error:
             yield 400, False
-            yield invalid_request(error)
+            yield await invalid_request(error)
             return
         except (
             ValueError,
@@ -132,6 +139,7 @@ class ChatEngine:
             OverflowError,
             NotImplementedError,
             TemplateError,  # a chat template that refuses the conversation
+            GenerationError,  # the engine gave this request up, for example over its grammar
             VLLMClientError,
         ) as error:
             status, body = json_error(error)

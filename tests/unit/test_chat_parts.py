@@ -156,11 +156,10 @@ def test_more_parts_than_allowed_are_refused_at_the_first_too_many() -> None:
 
 
 @pytest.mark.parametrize("messages", [None, [], {}, "hello", ["hello"], [None]])
-def test_messages_that_are_none_are_refused(messages: Any) -> None:
-    """A request without a list of message objects is a 400, never an exception of another kind."""
-    with pytest.raises(HttpError) as caught:
-        find_media({"messages": messages}, ENCODERS, 3)
-    assert caught.value.status == 400
+def test_messages_that_are_none_hold_no_media(messages: Any) -> None:
+    """They are upstream's to refuse, in its own words, and never an exception here."""
+    assert find_media({"messages": messages}, ENCODERS, 3) == []
+    assert with_embeddings({"messages": messages}, []) == {"messages": messages}
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.body import BODY_ITEMS, Body, Room, parse_json
 from app.chat import Answer
 from app.http_errors import HttpError, from_client_error
-from app.ingress import EventStream, parse_json, read_body
+from app.ingress import EventStream, over
 from deployments.errors import ClientError
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**100), 2**100)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=10,
 )
@@ -43,6 +48,7 @@ def test_every_json_object_is_read(value: dict[str, Any], escaped: bool) -> None
         b'{"a": "\xff"}',
         b"[" * 100_000,
         b'{"n": ' + b"9" * 5000 + b"}",
+        b'{"n": 1e999}',
     ],
     ids=lambda body: repr(body[:24]),
 )
@@ -62,18 +68,55 @@ async def trickle(pieces: int) -> AsyncIterator[bytes]:
 
 async def test_a_body_that_never_ends_is_given_up() -> None:
     """Too large or too slow, it does not hold its place in the Ingress for ever; a whole one is kept."""
-    with pytest.raises(HttpError) as slow:
-        await read_body(trickle(2), 100, 0.05)
-    assert slow.value.status == 504
-    with pytest.raises(HttpError) as large:
-        await read_body(trickle(6), 10, 60)
-    assert large.value.status == 413
+    room = Room(12)
+
+    async def read(stream: AsyncIterator[bytes], max_bytes: int, timeout_s: float = 60) -> bytes:
+        with Body(room, max_bytes, timeout_s) as body:
+            return await body.read(stream)
+
+    async def refused(*args: Any) -> int:
+        with pytest.raises(HttpError) as caught:
+            await read(*args)
+        assert room.free_bytes == 12
+        return caught.value.status
+
+    assert await refused(trickle(2), 100, 0.05) == 504
+    assert await refused(trickle(6), 10) == 413
+    assert await refused(trickle(7), 100) == 429
 
     async def whole() -> AsyncIterator[bytes]:
         yield b"12"
         yield b"3"
 
-    assert await read_body(whole(), 3, 60) == b"123"
+    assert await read(whole(), 3) == b"123"
+
+
+async def test_a_body_of_many_small_things_is_refused() -> None:
+    """What would stop the event loop in the parser is not parsed; a body of large texts is."""
+
+    async def pieces(text: bytes) -> AsyncIterator[bytes]:
+        for at in range(0, len(text), 1 << 16):
+            yield text[at : at + (1 << 16)]
+
+    with Body(Room(1 << 30), 1 << 30, 60) as body:
+        with pytest.raises(HttpError) as caught:
+            await body.read(pieces(b"[" + b"[]," * BODY_ITEMS + b"1]"))
+        assert caught.value.status == 413
+    with Body(Room(1 << 30), 1 << 30, 60) as body:
+        large = b'{"a":"' + b"A" * (1 << 22) + b'"}'
+        assert await body.read(pieces(large)) == large
+
+
+@pytest.mark.parametrize("value", [129, 129.0, "129", " 1_29 ", 10**400, float("inf")])
+def test_every_form_of_a_number_that_is_over_the_limit_is_seen(value: Any) -> None:
+    """Upstream takes texts and floats for numbers too."""
+    assert over(value, 128)
+
+
+@pytest.mark.parametrize("value", [128, "128", 1.0, True, None, "many", [500], {"n": 500}])
+def test_what_is_not_over_the_limit_passes(value: Any) -> None:
+    """And what is no number is left to upstream's schema."""
+    assert not over(value, 128)
 
 
 def test_errors_have_openais_shape() -> None:

@@ -6,10 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from app.body import BODY_ITEMS
+from app.config import AppConfig
 from app.media_fetch import FetchOptions
+from app.proxy import WRITE_TIMEOUT_S
 from policies.limits import AUDIO_FORMATS, IMAGE_FORMATS, MediaLimits
 
 TEXT = (Path(__file__).parents[2] / "docs" / "input.md").read_text()
+OF_REQUESTS = {
+    **{name: field.default for name, field in AppConfig.model_fields.items() if name.startswith("max_")},
+    "request_deadline_s": AppConfig.model_fields["request_deadline_s"].default,
+    "BODY_ITEMS": BODY_ITEMS,
+    "WRITE_TIMEOUT_S": WRITE_TIMEOUT_S,
+}
 ROWS = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", TEXT, re.MULTILINE))
 
 pytestmark = pytest.mark.rule
@@ -17,8 +26,9 @@ pytestmark = pytest.mark.rule
 
 def test_every_limit_is_in_the_table() -> None:
     """Each limit and each option has a row, and a number in it is the default."""
-    assert set(ROWS) == {field.name for kind in (MediaLimits, FetchOptions) for field in fields(kind)}
-    for name, value in vars(MediaLimits()).items():
+    media = {field.name for kind in (MediaLimits, FetchOptions) for field in fields(kind)}
+    assert set(ROWS) == media | set(OF_REQUESTS)
+    for name, value in {**vars(MediaLimits()), **OF_REQUESTS}.items():
         if not isinstance(value, tuple):
             assert ROWS[name] == str(value)
 
