@@ -12,6 +12,9 @@ from app.http_errors import HttpError
 BODY_ITEMS = 100_000
 """Commas and opening brackets in a body: the event loop stands still while a parser builds what they part."""
 
+BODY_DEPTH = 100
+"""Objects and lists within each other."""
+
 
 @dataclass
 class Room:
@@ -76,4 +79,16 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise HttpError(400, f"the body is not JSON: {error}") from error
     if not isinstance(request, dict):
         raise HttpError(400, "the body must be a JSON object")
+    _check_depth(request)
     return request
+
+
+def _check_depth(request: dict[str, Any]) -> None:
+    """Raise HttpError 400 for what could not be pickled on its way to the decoder."""
+    level: list[Any] = [request]
+    for _ in range(BODY_DEPTH):
+        inner = (child for node in level for child in (node.values() if isinstance(node, dict) else node))
+        level = [child for child in inner if isinstance(child, dict | list)]
+        if not level:
+            return
+    raise HttpError(400, f"the request is nested too deeply: more than {BODY_DEPTH} levels")

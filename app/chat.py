@@ -71,7 +71,7 @@ class ChatFront:
         try:
             async with asyncio.timeout(self.deadline_s) as deadline:
                 media = find_media(request, self.family.encoders, self.limits.max_parts)
-                ready = with_embeddings({"request_id": request_id, **request}, media)
+                ready = with_embeddings(request, media)
                 ready = self.plain_text(ready, bool(media))
                 items = await _all(self._item(part, request_id) for part in media)
                 return await self._decode(ready, media, items, deadline_s)

@@ -183,9 +183,9 @@ class Ingress:
         if isinstance(given, str) and not request_id.SANE.fullmatch(given):
             raise HttpError(400, f"request_id must match {request_id.SANE.pattern}", "request_id")
         model = request.get("model")
-        if model is not None and model != self.options.model_name:
+        if isinstance(model, str) and model != self.options.model_name:
             known = self.options.model_name
-            raise HttpError(404, f"The model `{model}` does not exist. Valid aliases: {known}.", "model")
+            raise HttpError(404, f"The model `{model:.200}` does not exist. Valid aliases: {known}.", "model")
         if over(request.get("n"), self.options.config.max_n):
             raise HttpError(400, f"n must be at most {self.options.config.max_n}", "n")
         return request

@@ -144,7 +144,8 @@ class Decoder:
 
         Yields a ChatHead, then server-sent events as text, or one JSON body.
         """
-        pieces = self.engine.chat(self._fill(request, embeddings))
+        request_id = serve.context._get_serve_request_context().request_id
+        pieces = self.engine.chat(self._fill(request, embeddings), request_id)
         try:
             head = ChatHead(*await anext(pieces))
             self._leave_if_dead()  # upstream answers a dead engine with an error: not to be passed on

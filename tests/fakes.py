@@ -399,7 +399,7 @@ class FakeChatEngine:
     async def model_list(self) -> dict[str, Any]:
         return {"object": "list", "data": [{"id": "fake"}]}
 
-    async def chat(self, request: dict[str, Any]) -> AsyncIterator[Any]:
+    async def chat(self, request: dict[str, Any], request_id: str = "") -> AsyncIterator[Any]:
         self.requests.append(request)
         step = self.script.pop(0) if self.script else None
         if isinstance(step, Exception):

@@ -49,14 +49,14 @@ async def invalid_request(error: Any) -> str:
 def parsed_request(request: Mapping[str, Any]) -> Any:
     """The request in upstream's schema.
 
-    Raises VLLMClientError or ValueError, whatever upstream's own checks stumble over.
+    Raises VLLMClientError, ValueError or TypeError, whatever upstream's own checks stumble over.
     """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.exceptions import VLLMClientError
 
     try:
-        return ChatCompletionRequest.model_validate(dict(request))
-    except (ValueError, VLLMClientError):  # pydantic's among them
+        return ChatCompletionRequest.model_validate(dict(request), from_attributes=True)
+    except (ValueError, TypeError, VLLMClientError):  # pydantic's among them
         raise
     except Exception as error:  # they look into values before the types of these are checked
         raise ValueError(f"the request does not fit the schema: {error}") from error
@@ -117,8 +117,11 @@ class ChatEngine:
         listed: dict[str, Any] = (await self.models.show_available_models()).model_dump()
         return listed
 
-    async def chat(self, request: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        """Run one chat request. Yields the status and whether it streams, then text pieces."""
+    async def chat(self, request: dict[str, Any], request_id: str = "") -> AsyncGenerator[Any, None]:
+        """Run one chat request. Yields the status and whether it streams, then text pieces.
+
+        ``request_id`` names the answer where the request itself does not.
+        """
         from jinja2 import TemplateError
         from pydantic import ValidationError
         from vllm.entrypoints.serve.engine.protocol import ErrorResponse
@@ -126,6 +129,8 @@ class ChatEngine:
 
         try:
             parsed = parsed_request(request)
+            if request_id and "request_id" not in request:
+                parsed.request_id = request_id
             answer = await self.chat_serving.create_chat_completion(parsed, raw_request=None)
         except RetryableRequestError:
             raise

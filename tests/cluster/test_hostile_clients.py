@@ -267,6 +267,44 @@ def test_a_body_of_very_many_values_stops_nobody(guarded: Server) -> None:
     assert asked(guarded, "POST", CHAT, content=content, headers=headers).status_code == 413
 
 
+def _called(arguments: str) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "1", "type": "function", "function": function}
+    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    return {"messages": [*said, {"role": "tool", "content": "x", "tool_call_id": "1"}]}
+
+
+ODD: dict[str, Any] = {
+    "deep": b'{"messages": [{"role": "user", "content": "Hi"}], "x": ' + b"[" * 900 + b"]" * 900 + b"}",
+    "deep_tools": {"messages": user(text("Hi")), "tools": json.loads("[" * 90 + "]" * 90)},
+    "long_model": {"messages": user(text("Hi")), "model": "m" * 5_000_000},
+    "model_of_another_type": {"messages": user(text("Hi")), "model": ["graphserve-toy"]},
+    "n_that_is_no_number": {"messages": user(text("Hi")), "n": "nan"},
+    "n_without_end": {"messages": user(text("Hi")), "n": "inf"},
+    "huge_number": b'{"messages": [{"role": "user", "content": "Hi"}], "seed": ' + b"9" * 4000 + b"}",
+    "half_a_surrogate_in_arguments": _called('{"a": "\\ud800"}'),
+    "half_a_surrogate_and_a_token": _called('{"a": "\\ud800<|im_end|>"}'),
+    "arguments_that_are_a_list": _called("[1]"),
+    "arguments_that_are_deep": _called("[" * 5000 + "]" * 5000),
+    "role_of_another_type": {"messages": [{"role": {"a": 1}, "content": "Hi"}]},
+    "content_that_is_an_object": {"messages": [{"role": "user", "content": {"type": "text"}}]},
+    "content_of_nothing": {"messages": [{"role": "user", "content": []}]},
+    "no_such_role": {"messages": [{"role": "nobody", "content": "Hi"}]},
+    "null_characters": {"messages": user(text("\0" * 100))},
+    "keys_of_python": {"messages": user(text("Hi")), "self": 1, "cls": 2, "__class__": 3},
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_no_odd_body_is_a_fault_of_ours(guarded: Server, name: str) -> None:
+    """It is answered, or refused as the client's, briefly."""
+    body = ODD[name]
+    content = body if isinstance(body, bytes) else json.dumps({"max_tokens": 2, **body})
+    answer = asked(guarded, "POST", CHAT, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code in (200, 400, 404, 422), answer.text
+    assert len(answer.content) < 20_000
+
+
 # ---- secrets: last, for it reads what all that went before has left ----
 
 

@@ -68,10 +68,10 @@ def test_models_lists_the_served_name(app: Server) -> None:
 BAD = {
     "not_json": ("{", 400, None),
     "not_an_object": ("[]", 400, None),
-    "no_messages": ({"model": MODEL}, 400, "messages"),
+    "no_messages": ({"model": MODEL}, 400, "body.messages"),
     "unknown_model": ({"model": "other", "messages": user(text("a"))}, 404, "model"),
     "temperature_of_the_wrong_type": (
-        {"messages": user(text("a")), "temperature": "hot"}, 400, "temperature",
+        {"messages": user(text("a")), "temperature": "hot"}, 400, "body.temperature",
     ),
     "upstream_stumbles_over_a_type": ({"messages": user(text("a")), "structured_outputs": True}, 400, None),
     "over_long_prompt": ({"messages": user(text("red circle " * 9000))}, 400, "input_tokens"),

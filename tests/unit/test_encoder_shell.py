@@ -1,8 +1,10 @@
 """An encoder replica without Serve, GPU or processes: its states, its batches, its failures, its end."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -270,6 +272,26 @@ async def test_a_batch_that_fails_in_passing_fails_its_items_alone() -> None:
     await replica.check_health()
     assert len(await encode(replica)) == 2
     assert controller.replica_failed.calls == []
+
+
+async def test_what_goes_wrong_is_logged_with_its_request(caplog: pytest.LogCaptureFixture) -> None:
+    """A refused medium with its decoder's words, which no client sees; a failed batch with its requests."""
+    pool = FakePool(None, ClientError("is bad", detail="zlib says no"))
+    replica = await ready(FakeEngine(RuntimeError("scripted")), pool=pool)
+    log = logging.getLogger("ray.serve")
+    log.addHandler(caplog.handler)
+    try:
+        asked = replace(item(), request_id="trace-1")
+        with pytest.raises(TransientError):
+            _ = [piece async for piece in replica.encode(asked)]
+        (refusal,) = [piece async for piece in replica.encode(asked)]
+    finally:
+        log.removeHandler(caplog.handler)
+    assert refusal.message == "is bad"
+    failed = next(r for r in caplog.records if "a batch of 1 items" in r.getMessage())
+    assert failed.request_ids == ["trace-1"]
+    assert "trace-1" in failed.getMessage()
+    assert any("refused: is bad zlib says no" in record.getMessage() for record in caplog.records)
 
 
 async def test_a_terminal_failure_refuses_what_waits_and_all_that_comes() -> None:

@@ -49,6 +49,7 @@ def test_every_json_object_is_read(value: dict[str, Any], escaped: bool) -> None
         b"[" * 100_000,
         b'{"n": ' + b"9" * 5000 + b"}",
         b'{"n": 1e999}',
+        b'{"a": ' + b"[" * 100 + b"]" * 100 + b"}",
     ],
     ids=lambda body: repr(body[:24]),
 )

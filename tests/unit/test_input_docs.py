@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.body import BODY_ITEMS
+from app.body import BODY_DEPTH, BODY_ITEMS
 from app.config import AppConfig
 from app.media_fetch import FetchOptions
 from app.proxy import WRITE_TIMEOUT_S
@@ -17,6 +17,7 @@ OF_REQUESTS = {
     **{name: field.default for name, field in AppConfig.model_fields.items() if name.startswith("max_")},
     "request_deadline_s": AppConfig.model_fields["request_deadline_s"].default,
     "BODY_ITEMS": BODY_ITEMS,
+    "BODY_DEPTH": BODY_DEPTH,
     "WRITE_TIMEOUT_S": WRITE_TIMEOUT_S,
 }
 ROWS = dict(re.findall(r"^\| `(\w+)` \| ([^|]+?) \|", TEXT, re.MULTILINE))
