@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from app.keys import HASHED
 from app.media_fetch import FetchOptions
 from policies.limits import MediaLimits
 
@@ -127,8 +128,16 @@ class AppConfig(_Strict):
     embedding_cache_bytes: int = Field(default=256 << 20, ge=0)
     routing: Literal["shape", "default"] = "shape"
     routing_bound: int = Field(default=2, ge=0, description="how much busier a preferred replica may be")
-    admin_token: str | None = None
-    api_keys: tuple[str, ...] = ()
+    admin_token: str | None = Field(default=None, description="itself, or sha256: and its hash")
+    api_keys: tuple[str, ...] = Field(default=(), description="each itself, or sha256: and its hash")
+
+    @field_validator("api_keys", "admin_token")
+    @classmethod
+    def _keys_are_keys(cls, value: Any) -> Any:
+        for key in (value,) if isinstance(value, str) else value or ():
+            if not key or (key.startswith("sha256:") and not HASHED.fullmatch(key)):
+                raise ValueError("a key is a text, or sha256: and 64 lower-case hexadecimal digits")
+        return value
 
     @field_validator("graphs")
     @classmethod

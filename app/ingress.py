@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
-import hmac
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import ray.exceptions
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
@@ -22,6 +22,7 @@ from app.config import AppConfig
 from app.embedding_cache import EmbeddingCache
 from app.failures import classify
 from app.http_errors import HttpError
+from app.keys import Keys
 from app.media_fetch import FetchOptions, MediaFetcher
 from app.readiness import Readiness
 from app.request_id import RequestId
@@ -52,9 +53,14 @@ async def _broken(_: Request, error: Exception) -> JSONResponse:
 
 
 @app.exception_handler(ClientDisconnect)
-async def _gone(_: Request, __: ClientDisconnect) -> Response:
+@app.exception_handler(ray.exceptions.TaskCancelledError)
+async def _gone(_: Request, __: Exception) -> Response:
     """Nobody reads this answer; that a client goes away is no fault."""
     return Response(status_code=499)
+
+
+GONE = (ClientDisconnect, ray.exceptions.TaskCancelledError)
+"""What reading from a client ends with when it has gone, by starlette and by Serve."""
 
 
 class EventStream(StreamingResponse):
@@ -68,7 +74,7 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events."""
         try:
-            with contextlib.suppress(ClientDisconnect):
+            with contextlib.suppress(*GONE):
                 await super().__call__(scope, receive, send)
         finally:
             self.ended()
@@ -105,10 +111,6 @@ def _bearer(raw: Request) -> str:
     return token.strip() if kind.lower() == "bearer" else ""
 
 
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode(), wanted.encode())
-
-
 @serve.deployment(
     name="Ingress",
     health_check_period_s=1,
@@ -141,6 +143,8 @@ class Ingress:
         self.readiness = Readiness(serve.get_replica_context().app_name, options.deployments)
         self.in_hand = 0
         self.room = Room(config.max_bodies_bytes)
+        self.keys = Keys(config.api_keys)
+        self.admin = Keys([config.admin_token] if config.admin_token is not None else [])
 
     async def check_health(self) -> None:
         """Also the hook by which the watch over the application starts inside the event loop."""
@@ -191,8 +195,7 @@ class Ingress:
         return request
 
     def _check_key(self, raw: Request) -> None:
-        keys = self.options.config.api_keys
-        if keys and not any(_same(_bearer(raw), key) for key in keys):
+        if self.keys and not self.keys.hold(_bearer(raw)):
             raise HttpError(401, "an API key is needed: Authorization: Bearer ...")
 
     @app.get("/openapi.json", include_in_schema=False)
@@ -216,10 +219,9 @@ class Ingress:
     @app.post("/admin/replicas/{replica_id}/recycle")
     async def recycle(self, replica_id: str, raw: Request) -> Response:
         """Recycle one encoder replica by hand."""
-        token = self.options.config.admin_token
-        if token is None:
+        if not self.admin:
             raise HttpError(404, "Not Found")
-        if not _same(_bearer(raw), token):
+        if not self.admin.hold(_bearer(raw)):
             raise HttpError(401, "the admin token is needed: Authorization: Bearer ...")
         verdict = await self._call(self.controller.request_recycle.remote(replica_id, "HTTP request"))
         return JSONResponse(verdict, status_code=404 if verdict["status"] == "unknown" else 202)

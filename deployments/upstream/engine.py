@@ -134,6 +134,11 @@ class ChatEngine:
             answer = await self.chat_serving.create_chat_completion(parsed, raw_request=None)
         except RetryableRequestError:
             raise
+        except RecursionError:  # in what upstream parses itself, as the arguments of a tool call
+            status, body = json_error(ValueError("the request is nested too deeply"))
+            yield status, False
+            yield body
+            return
         except ValidationError as error:
             yield 400, False
             yield await invalid_request(error)

@@ -83,6 +83,8 @@ def test_no_request_by_the_schema_is_a_fault_of_ours(app: Server, mode: Any) -> 
     for found in schema.get_all_operations():
         operation = found.ok()
         chat = operation.path.endswith("/completions")
+        if mode is schemathesis.GenerationMode.NEGATIVE and not chat:
+            continue  # there is nothing in them to be wrong
 
         @settings(
             max_examples=120 if chat else 15,
@@ -103,7 +105,7 @@ def test_no_request_by_the_schema_is_a_fault_of_ours(app: Server, mode: Any) -> 
             )
 
         once()
-    assert asked[200] > 20
+    assert asked[200 if mode is schemathesis.GenerationMode.POSITIVE else 400] > 20
     print(f"schema, {mode.value}: {dict(asked)}")
 
 

@@ -1,6 +1,7 @@
 """Clients that leave, stall, guess and probe, at an application with keys. Needs: Ray, vLLM on the CPU."""
 
 import contextlib
+import hashlib
 import json
 import socket
 import threading
@@ -19,6 +20,10 @@ from tests.servers import Server, running_app
 
 KEY, TOKEN = "key-9f2b7c4d1e", "token-5a8e3d6f0b"
 CHAT = "/v1/chat/completions"
+
+
+def hashed(key: str) -> str:
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +50,8 @@ def origin() -> Iterator[tuple[int, list[float]]]:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, origin: tuple[int, Any]) -> Iterator[Server]:
     args = {
-        "api_keys": [KEY],
-        "admin_token": TOKEN,
+        "api_keys": [hashed("other"), hashed(KEY)],
+        "admin_token": hashed(TOKEN),
         "max_n": 4,
         "max_requests": 6,
         "media": {"fetch": {"allow_networks": ["127.0.0.0/8"]}},
@@ -98,7 +103,7 @@ def room(server: Server) -> bool:
     body = {"messages": user(text("Count")), "stream": True, "max_tokens": 400, "ignore_eos": True}
     open_ones = [raw_request(server, body) for _ in range(6)]
     try:
-        return all(connection.recv(15).endswith(b"200") for connection in open_ones)
+        return all(connection.recv(12) == b"HTTP/1.1 200" for connection in open_ones)
     finally:
         for connection in open_ones:
             connection.close()

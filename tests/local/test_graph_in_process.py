@@ -129,9 +129,17 @@ def test_errors_of_every_kind_have_one_shape(local_app: App) -> None:
     """Unknown model, no JSON, unknown route and method: status and shape as OpenAI has them."""
     chat = "/v1/chat/completions"
     assert error(local_app.ask("POST", chat, json={"model": "gpt"}), 404)["param"] == "model"
-    error(local_app.ask("POST", chat, content=b"{"), 400)
-    error(local_app.ask("POST", chat, content=b'{"model": "\\ud800"}'), 400)
-    assert error(local_app.ask("POST", chat, json={}), 400)["param"] == "messages"
+    for kind, content in (
+        ("json", b"{"),
+        ("json", b'{"model": "\\ud800"}'),
+        ("x-www-form-urlencoded", b"{}"),
+    ):
+        headers = {"Content-Type": f"application/{kind}"}
+        error(local_app.ask("POST", chat, content=content, headers=headers), 400)
+    messages = [{"role": "user", "content": [{"type": "odd"}]}]
+    assert error(local_app.ask("POST", chat, json={"messages": messages}), 400)["param"] == (
+        "messages[0].content[0].odd"
+    )
     error(local_app.ask("GET", "/v1/nothing"), 404)
     error(local_app.ask("GET", chat), 405)
     error(local_app.ask("POST", "/admin/replicas/r1/recycle"), 404)

@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from deployments.families.base import UNKNOWN_KEY
 from deployments.families.minicpmo import (
     CHUNK_SAMPLES,
     MiniCPMO,
@@ -162,3 +163,13 @@ def test_embeddings_become_the_parts_that_upstream_takes() -> None:
     }
     audio = TOY.content_part("audio", "tensor", {}, "u")
     assert audio == {"type": "audio_embeds", "audio_embeds": {"audio_embeds": "tensor"}, "uuid": "u"}
+
+
+@pytest.mark.parametrize(
+    ("rate_hz", "samples"), [(0, 1000), (1, 2**36 - 1), (16_000, 2**36 - 1), (0, 2**36 - 1)]
+)
+def test_a_header_that_lies_about_a_clip_costs_nothing(rate_hz: int, samples: int) -> None:
+    """42 bytes that promise centuries, or no rate at all, have no key; limits refuse them later."""
+    packed = (rate_hz << 44 | 15 << 36 | samples).to_bytes(8, "big")
+    header = b"fLaC" + b"\0\0\0\x22" + bytes(10) + packed + bytes(16)
+    assert TOY.media_key("audio", header) == UNKNOWN_KEY
