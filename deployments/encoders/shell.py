@@ -225,6 +225,9 @@ class EncoderShell:
                 assert self.batches is not None
                 done = await self.batches.submit(inputs, item.request_id)
             except ClientError as error:
+                # The encode may be shared, and then its context is no request's: who asked first is named.
+                names = {"request_id": item.request_id}
+                logger.info("%s refused: %s %s", item.media_key, error, error.detail, extra=names)
                 yield error
                 return
             mine.encoded(done.encode_s, done.batch_size)
