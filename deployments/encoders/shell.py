@@ -274,6 +274,7 @@ class EncoderShell:
             captured=tuple(engine.captured_keys()) if engine else (),
             captured_media=tuple(batches.captured_media) if batches else (),
             modules_loaded=self.modules,
+            preprocessing=self.pool.preprocessing,
             hits_by_graph=tuple(engine.hits_by_graph().items()) if engine else (),
             calls_by_media_key=tuple(batches.media_keys.most_common(COUNTED_KEYS)) if batches else (),
             leaked_bytes=engine.leaked_bytes if engine else 0,

@@ -43,8 +43,9 @@ class EncoderInputs:
     """One preprocessed item: plain arrays, so that it crosses from a worker process cheaply.
 
     ``arrays`` holds the keyword arguments of the model's own encoder (name to array, or to a list
-    of arrays where upstream has a list); ``shape_key`` is the real shape, equal to the media key
-    whenever that was not ``unknown``; ``metadata`` travels on to the decoder beside the embedding.
+    of arrays where upstream has a list), or what the family's core makes them of; ``shape_key`` is
+    the real shape, equal to the media key whenever that was not ``unknown``; ``metadata`` travels on
+    to the decoder beside the embedding.
     """
 
     arrays: "Mapping[str, np.ndarray | list[np.ndarray]]"
@@ -54,7 +55,11 @@ class EncoderInputs:
 
 
 class Preprocessor(Protocol):
-    """Decoded media in, encoder inputs out; lives in one CPU worker process."""
+    """Decoded media in, encoder inputs out; lives in one CPU worker process.
+
+    One that reaches the inputs another way than by the checkpoint's processor has an attribute
+    ``preprocessing`` of ``fast``; one without it counts as ``checkpoint``, and may say ``why``.
+    """
 
     def __call__(self, medium: Any) -> EncoderInputs:
         """Prepare one RGB picture or mono clip. Raises ClientError (without ``param``) on bad media."""

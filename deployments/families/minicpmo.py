@@ -8,7 +8,7 @@ chunk rule for audio is the processor's too: 30 s pieces, one mel frame every 10
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,15 @@ HOP_SAMPLES = 160
 CHUNK_SAMPLES = 30 * SAMPLE_RATE
 MEL_BINS = 80
 Grid = tuple[int, int]  # rows, columns, in patches
+Size = tuple[int, int]  # width, height, in pixels
+
+
+class Cut(NamedTuple):
+    """A picture's parts: the overview, and the slices of one size, where there are any."""
+
+    overview: Size
+    cell: Size  # of one slice
+    slices: tuple[int, int]  # columns, rows; (0, 0) for a picture that is not cut
 
 
 @dataclass(frozen=True)
@@ -66,18 +75,23 @@ class MiniCPMO:
         samples = media_headers.audio_samples_16k(data)
         return UNKNOWN_KEY if samples is None else frames_key(chunk_frames(samples))
 
-    def grids(self, width: int, height: int) -> list[Grid]:
-        """Patch grids (rows, columns) of the overview, then of each slice, row by row."""
+    def cut(self, width: int, height: int) -> Cut:
+        """Into what a picture of this size is cut."""
         grid = self._slice_grid(width, height)
         overview = self._best_resize(width, height, allow_upscale=grid is None)
-        grids = [overview]
-        if grid is not None:
-            columns, rows = grid
-            cell = self._best_resize(
-                _divisible(width, columns) / columns, _divisible(height, rows) / rows, allow_upscale=True
-            )
-            grids += [cell] * (columns * rows)
-        return [(h // self.patch_size, w // self.patch_size) for w, h in grids]
+        if grid is None:
+            return Cut(overview, (0, 0), (0, 0))
+        columns, rows = grid
+        cell = self._best_resize(
+            _divisible(width, columns) / columns, _divisible(height, rows) / rows, allow_upscale=True
+        )
+        return Cut(overview, cell, grid)
+
+    def grids(self, width: int, height: int) -> list[Grid]:
+        """Patch grids (rows, columns) of the overview, then of each slice, row by row."""
+        cut = self.cut(width, height)
+        sizes = [cut.overview] + [cut.cell] * (cut.slices[0] * cut.slices[1])
+        return [(h // self.patch_size, w // self.patch_size) for w, h in sizes]
 
     def _slice_grid(self, width: int, height: int) -> tuple[int, int] | None:
         """Columns and rows into which a picture is cut, or None for no cut."""
@@ -103,8 +117,10 @@ class MiniCPMO:
         return max(0, ((frames - 1) // 2 + 1 - self.pool_step) // self.pool_step + 1)
 
     def preprocessor(self, encoder: str, vllm_config: Any) -> Preprocessor:
-        """Upstream's processor behind our header checks."""
-        return _Preprocessor(self, encoder, vllm_config)
+        """The checkpoint's processor, or a faster way to the same inputs."""
+        from deployments.families.minicpmo_preprocess import make_preprocessor
+
+        return make_preprocessor(self, encoder, vllm_config)
 
     def core(self, encoder: str, model: Any, options: Any, device: Any) -> EncoderCore:
         """The GPU half of one encoder: our functions, or upstream's own where those are preferred."""
@@ -151,35 +167,6 @@ class MiniCPMO:
 
 
 FAMILY = MiniCPMO
-
-
-class _Preprocessor:
-    """Bytes to encoder inputs, in a CPU worker process."""
-
-    def __init__(self, family: MiniCPMO, encoder: str, vllm_config: Any) -> None:
-        from deployments.upstream.processing import UpstreamProcessor
-
-        spec = next(s for s in family.encoders if s.encoder == encoder)
-        self.family = family
-        self.encoder = encoder
-        self.processor = UpstreamProcessor(vllm_config, spec.modality)
-
-    def __call__(self, medium: Any) -> EncoderInputs:
-        from deployments.errors import ClientError
-        from deployments.upstream.processing import to_numpy
-
-        arrays, tokens = self.processor(medium)
-        arrays = {name: to_numpy(value) for name, value in arrays.items()}
-        if tokens < 1:
-            raise ClientError("the clip is too short to be heard: it gives no audio token")
-        if self.encoder == "vision":
-            grids = [(int(h), int(w)) for h, w in arrays["tgt_sizes"]]
-            sizes = np.asarray(arrays.pop("image_sizes")).reshape(-1)
-            return EncoderInputs(arrays, grids_key(grids), tokens, {"image_sizes": sizes})
-        frames = [int(n) for n in np.atleast_1d(arrays["audio_feature_lens"])]
-        if isinstance(arrays["audio_features"], np.ndarray):
-            arrays["audio_features"] = [arrays["audio_features"]]
-        return EncoderInputs(arrays, frames_key(frames), tokens, {})
 
 
 def _divisible(length: float, step: int) -> int:

@@ -56,7 +56,9 @@ class VisionCore:
             places = [(i, s) for i in range(len(batch)) for s, other in enumerate(grids) if other == grid]
             pixels = [np.asarray(batch[i].arrays["pixel_values"][s]) for i, s in places]
             inputs = {
-                "pixels": stack_to_device(pixels, self.function.device, self.function.dtype),
+                "pixels": pixels_to_device(
+                    pixels, batch[0].arrays.get("levels"), self.function.device, self.function.dtype
+                ),
                 **self.constants(grid),
             }
             rows = len(places)
@@ -109,6 +111,26 @@ def pack_features(items: list[list[np.ndarray]], lens: list[int]) -> np.ndarray:
         for j, (chunk, frames) in enumerate(zip(chunks, lens, strict=True)):
             packed[i, j, :, :frames] = np.asarray(chunk).reshape(bins, -1)[:, :frames]
     return packed.reshape(-1, bins, longest)
+
+
+def pixels_to_device(
+    strips: Sequence[np.ndarray], levels: Any, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """Strips (3, patch, length) stacked: as they are, or as bytes looked up in ``levels`` (3, 256).
+
+    A table gives every byte the very number that the checkpoint's processor gives it, on every device.
+    """
+    if levels is None:
+        return stack_to_device(strips, device, dtype)
+    host = torch.empty((len(strips), *strips[0].shape), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    np.stack(strips, out=host.numpy())
+    rows = host.to(device, non_blocking=True).to(torch.int32)
+    if (levels == levels[0]).all():  # one table of all colours, and so in every checkpoint known
+        levels = levels[:1]
+    else:
+        rows += 256 * torch.arange(3, dtype=torch.int32, device=device).view(3, 1, 1)
+    table = to_device(levels, device, dtype).flatten()
+    return table.index_select(0, rows.flatten()).view(rows.shape)
 
 
 def to_device(array: np.ndarray, device: torch.device, dtype: torch.dtype | None) -> torch.Tensor:

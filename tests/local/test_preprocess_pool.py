@@ -43,6 +43,18 @@ def work(data: bytes) -> EncoderInputs:
     return inputs_of(data)
 
 
+class FastWork:
+    preprocessing = "fast"
+    why = "a test"
+
+    def __call__(self, data: bytes) -> EncoderInputs:
+        return work(data)
+
+
+def make_fast(*_: Any) -> Any:
+    return FastWork()
+
+
 def make_broken(*_: Any) -> Any:
     raise ValueError("no processor")
 
@@ -132,6 +144,17 @@ async def test_workers_work_at_the_same_time(warm: Any) -> None:
     assert len(children()) == 2
     pids = await asyncio.gather(one.run(b"4x4:sleep0.5"), one.run(b"4x4:pid"), one.run(b"4x4:pid"))
     assert len({p.shape_key for p in pids[1:]}) == 1
+
+
+async def test_the_pool_says_how_its_workers_prepare(warm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """What the workers found at their start is known and logged once they are warm."""
+    caplog.set_level("INFO", "ray.serve")
+    assert (await warm()).preprocessing == "checkpoint"
+    assert (await warm(make=make_fast)).preprocessing == "fast"
+    assert [line for line in caplog.messages if "preprocessing: " in line] == [
+        "preprocessing: checkpoint",
+        "preprocessing: fast, for a test",
+    ]
 
 
 async def test_workers_that_cannot_start_are_told() -> None:

@@ -104,6 +104,7 @@ async def test_a_replica_is_ready_after_loading_and_warming() -> None:
     assert replica.record_routing_stats()["captured"] == ["4x4", "2x2"]
     report = replica.graph_report()
     assert (report.state, report.modules_loaded, report.failure) == ("ready", ("eye",), None)
+    assert report.preprocessing == "checkpoint"
 
 
 @pytest.mark.parametrize(("ordered", "configured"), [(False, True), (True, False), (False, False)])
