@@ -270,5 +270,5 @@ def _probes(family: MiniCPMO, encoder: str) -> list[Any]:
     from PIL import Image
 
     side = family.scale_resolution
-    sizes = [(side // 2, side // 3), (side + 9, side * 2 + 40), (side * 3, side * 2 + 7)]
+    sizes = [(side // 2, side // 3), (side + 9, side * 5 // 2), (side * 3, side * 2 + 7)]
     return [Image.fromarray(rng.integers(0, 256, (h, w, 3), dtype=np.uint8)) for w, h in sizes]
