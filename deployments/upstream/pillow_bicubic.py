@@ -14,8 +14,6 @@ from numba import types
 
 Size = tuple[int, int]  # width, height
 
-PILLOW_VERSION = "13."
-"""Start of the versions whose order of passes this is."""
 TILE_ROWS = 128
 TURN_BYTES = 64  # what is turned at once stays in the nearest cache
 OUT_COLUMNS = 32

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -209,6 +210,23 @@ def test_clips_of_any_length(ways: Any, checkpoint: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("encoder", ["vision", "audio"])
+def test_a_16_bit_model_is_prepared_the_fast_way_too(encoder: str) -> None:
+    """vLLM rounds in the worker, the encoder's side on its device: the rounded numbers are the same."""
+    family: Any = load_family(str(ensure()))
+    spec = EncoderModelSpec(str(ensure()), MODALITY[encoder], "bfloat16", trust_remote_code=True)
+    fast: Any = make_preprocessor(family, encoder, encoder_config(spec))
+    assert (fast.preprocessing, getattr(fast, "why", "")) == ("fast", "")
+    medium = picture(420, 300) if encoder == "vision" else media.speech(5)
+    ours = float_arrays(fast(medium))
+    theirs = CheckpointPreprocessor(family, encoder, encoder_config(spec))(medium).arrays
+    name = {"vision": "pixel_values", "audio": "audio_features"}[encoder]
+    for a, b in zip(ours[name], theirs[name], strict=True):
+        rounded = torch.from_numpy(a).bfloat16().float()
+        assert torch.equal(rounded, torch.from_numpy(b))
+        assert not np.array_equal(a, b)
+
+
 # ---- when it is not taken ----
 
 
@@ -263,3 +281,18 @@ def test_a_difference_at_start_keeps_the_checkpoints_processor(
     assert made.preprocessing == "checkpoint"
     assert made.why.startswith("the two ways differ for ")
     assert made.why.endswith(" in array pixel_values")
+
+
+def test_a_failing_probe_keeps_the_checkpoints_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica starts, and says why, also where the compiled code does not run."""
+
+    def broken(self: FastPictures, medium: Any) -> EncoderInputs:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr(FastPictures, "__call__", broken)
+    family: Any = load_family(str(ensure()))
+    made: Any = make_preprocessor(family, "vision", config_of(str(ensure()), "vision"))
+    assert (made.preprocessing, made.why) == (
+        "checkpoint",
+        "a probe failed: RuntimeError('no such instruction')",
+    )
