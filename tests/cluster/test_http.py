@@ -134,7 +134,7 @@ def test_admin_is_not_there_without_a_token(app: Server) -> None:
 
 
 def test_the_graph_report_says_what_was_loaded_and_counts(app: Server) -> None:
-    """Encoders hold their own modules and no other; on the CPU each call is an ineligible miss."""
+    """Encoders hold their own modules, prepare media fast, and on the CPU each call is an ineligible miss."""
     before = settled_report(app)
     picture = media.image_bytes(media.drawn(90, 70, seed=900))
     ask(client(app), user(text("Look"), dict(media.image_part(picture))))
@@ -150,6 +150,7 @@ def test_the_graph_report_says_what_was_loaded_and_counts(app: Server) -> None:
         "apm", "audio_projection_layer", "audio_avg_pooler",
     }  # fmt: skip
     assert {r["state"] for r in after["replicas"]} == {"ready"}
+    assert {r["preprocessing"] for r in after["replicas"]} == {"fast"}
 
 
 class TestFeatures:
