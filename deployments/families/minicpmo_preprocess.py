@@ -21,6 +21,7 @@ from deployments.families.minicpmo import (
     SAMPLE_RATE,
     MiniCPMO,
     chunk_frames,
+    float_arrays,
     frames_key,
     grids_key,
 )
@@ -229,16 +230,6 @@ class FastClips:
 def _refuse_silence(tokens: int) -> None:
     if tokens < 1:
         raise ClientError("the clip is too short to be heard: it gives no audio token")
-
-
-def float_arrays(inputs: EncoderInputs) -> dict[str, Any]:
-    """The arrays as the checkpoint's own processor gives them, bytes looked up in their table."""
-    arrays: dict[str, Any] = dict(inputs.arrays)
-    levels = arrays.pop("levels", None)
-    if levels is not None:
-        colours = np.arange(3)[:, None, None]
-        arrays["pixel_values"] = [levels[colours, strip] for strip in arrays["pixel_values"]]
-    return arrays
 
 
 def _first_difference(

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from deployments.families.base import EncoderInputs
+from deployments.families.minicpmo import float_arrays
 from deployments.graphs.cuda import CudaBackend
 from deployments.graphs.exact_shape import ExactShapeGraphs, Inputs
 from policies.admission import GraphOptions
@@ -54,8 +55,9 @@ class UpstreamCore:
 
     def _inputs(self, item: EncoderInputs) -> Inputs:
         """Slices or chunks under their numbers, in order, and their sizes."""
-        parts = [torch.from_numpy(np.asarray(part)).to(self.dtype) for part in item.arrays[self.parts]]
-        sizes = torch.from_numpy(np.asarray(item.arrays[self.sizes]))
+        arrays = float_arrays(item)
+        parts = [torch.from_numpy(np.asarray(part)).to(self.dtype) for part in arrays[self.parts]]
+        sizes = torch.from_numpy(np.asarray(arrays[self.sizes]))
         return {**{str(number): part for number, part in enumerate(parts)}, self.sizes: sizes}
 
     def _embed(self, inputs: Inputs) -> torch.Tensor:

@@ -10,8 +10,7 @@ import torch
 from benchmarks import random_encoders
 from deployments.families import llama4_gpu, minicpmo_gpu, minicpmo_upstream
 from deployments.families.base import EncoderInputs
-from deployments.families.minicpmo import MiniCPMO
-from deployments.families.minicpmo_preprocess import float_arrays
+from deployments.families.minicpmo import MiniCPMO, float_arrays
 from policies.admission import BudgetOptions, GraphOptions
 
 RNG = np.random.default_rng(0)
@@ -97,8 +96,10 @@ def test_a_clip_equals_upstream_s_within_float32_rounding(minicpmo: Any, frames:
 
 @pytest.mark.rule("C2")
 @pytest.mark.parametrize("colours", ["alike", "each its own"])
-def test_bytes_are_encoded_as_the_numbers_they_stand_for(minicpmo: Any, colours: str) -> None:
-    """Strips of bytes with a table give, bit for bit, what the looked-up floats give."""
+def test_bytes_are_encoded_as_the_numbers_they_stand_for(
+    minicpmo: Any, minicpmo_half: Any, colours: str
+) -> None:
+    """Strips of bytes with a table give, bit for bit, what the looked-up floats give, in both dtypes."""
     grids = [(8, 9), (5, 7), (5, 7)]
     strips = [RNG.integers(0, 256, (3, 14, h * w * 14), dtype=np.uint8) for h, w in grids]
     levels = RNG.standard_normal((3, 256), dtype=np.float32)
@@ -107,9 +108,10 @@ def test_bytes_are_encoded_as_the_numbers_they_stand_for(minicpmo: Any, colours:
     sizes = {"tgt_sizes": np.array(grids)}
     as_bytes = EncoderInputs({"pixel_values": strips, "levels": levels, **sizes}, "key", 192, {})
     floats = EncoderInputs(float_arrays(as_bytes), "key", 192, {})
-    core = minicpmo_gpu.vision_core(minicpmo, GraphOptions(), "cpu")
     assert [strip.dtype for strip in floats.arrays["pixel_values"]] == [np.float32] * 3
-    assert torch.equal(core.encode([as_bytes])[0], core.encode([floats])[0])
+    for model in (minicpmo, minicpmo_half):
+        core = MiniCPMO(random_encoders.TOY.hidden).core("vision", model, GraphOptions(), "cpu")
+        assert torch.equal(core.encode([as_bytes])[0], core.encode([floats])[0])
 
 
 @pytest.mark.rule("A1")

@@ -23,11 +23,10 @@ from PIL import Image
 from deployments.encoders.media_decode import decode_image
 from deployments.errors import ClientError
 from deployments.families.base import EncoderInputs
-from deployments.families.minicpmo import MiniCPMO, grids_key
+from deployments.families.minicpmo import MiniCPMO, float_arrays, grids_key
 from deployments.families.minicpmo_preprocess import (
     CheckpointPreprocessor,
     FastPictures,
-    float_arrays,
     make_preprocessor,
     why_not_fast,
 )
