@@ -20,7 +20,7 @@ import psutil
 import torch
 from PIL import Image
 
-from benchmarks.machine import describe
+from benchmarks.machine import facts
 from deployments.encoders.media_decode import decoder
 from deployments.encoders.preprocess_pool import MediaWork, PoolOptions, PreprocessPool, upstream_work
 from deployments.families.base import EncoderInputs
@@ -221,7 +221,12 @@ def main() -> None:
     if workers:
         print(table(workers, "checkpoint"))
     if args.json:
-        found = {"machine": describe(), "count": args.count, "one_process": alone, "workers": workers}
+        found = {
+            **facts("benchmarks.preprocessing"),
+            "count": args.count,
+            "one_process": alone,
+            "workers": workers,
+        }
         args.json.write_text(json.dumps(found, indent=1))
 
 
