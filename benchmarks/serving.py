@@ -18,6 +18,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from benchmarks import contenders, load, machine, memory_use, rounds, serving_plan, serving_report, stages
@@ -219,8 +220,13 @@ class Bench:
         return float(self.results.kept["offered_rate_per_s"])
 
     def note_memory(self) -> None:
-        """Memory of every process after the load, and what the encoders' graphs did."""
+        """Memory of every process after the load, and what our encoders say of their graphs."""
         self.results.kept["memory"] = {n: memory_use.memory_mib(s) for n, s in self.servers.items()}
+        self.results.kept["graphs"] = {
+            name: httpx.get(f"{server.base_url}/v1/graphs", timeout=20, trust_env=False).json()["replicas"]
+            for name, server in self.servers.items()
+            if name not in (DEFAULTS, TUNED, contenders.TWO_REPLICAS)
+        }
         self.results.kept["gpu_used_mib"] = memory_use.used_mib()
 
     def note_stages(self) -> None:
