@@ -50,7 +50,7 @@ def origin() -> Iterator[tuple[int, list[float]]]:
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, origin: tuple[int, Any]) -> Iterator[Server]:
     args = {
-        "api_keys": [hashed("other"), hashed(KEY)],
+        "api_keys": [hashed("another"), hashed(KEY)],
         "admin_token": hashed(TOKEN),
         "max_n": 4,
         "max_requests": 6,
