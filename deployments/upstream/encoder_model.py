@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from deployments.errors import GraphServeError
+from deployments.upstream.logs import logs_kept
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ def encoder_config(spec: EncoderModelSpec) -> Any:
 
     limits = dict.fromkeys(("image", "audio", "video"), 0)
     limits[spec.modality] = 1
-    return EngineArgs(
+    engine_args = EngineArgs(
         model=spec.model,
         dtype=spec.dtype,
         trust_remote_code=spec.trust_remote_code,
@@ -46,7 +47,9 @@ def encoder_config(spec: EncoderModelSpec) -> Any:
         seed=spec.seed,
         mm_encoder_only=True,
         limit_mm_per_prompt=limits,
-    ).create_engine_config()
+    )
+    with logs_kept():
+        return engine_args.create_engine_config()
 
 
 def _free_port() -> int:
