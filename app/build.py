@@ -59,12 +59,13 @@ def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
     refuse_missing_encoders(config, family)
     graphs = {spec.encoder: encoder_graphs(config, spec) for spec in family.encoders}
 
-    controller = CONTROLLER.bind(controller_options(config, family, graphs))
+    logs = log_options(config)
+    controller = CONTROLLER.options(logging_config=logs).bind(controller_options(config, family, graphs))
     encoders = {
         spec.encoder: bind_encoder(config, family, spec, graphs[spec.encoder], controller)
         for spec in family.encoders
     }
-    decoder = DECODER.bind(decoder_options(config, model_name), family)
+    decoder = DECODER.options(logging_config=logs).bind(decoder_options(config, model_name), family)
     names = ("Decoder", "GraphController", *(ENCODERS[s.encoder].name for s in family.encoders))
     options = IngressOptions(
         config=config,
@@ -78,7 +79,9 @@ def assemble(config: AppConfig, model_name: str, family: Family) -> Application:
             control_tokens(config.model, config.revision) if config.control_tokens == "text" else ()
         ),
     )
-    application: Application = INGRESS.bind(options, encoders, decoder, controller)
+    application: Application = INGRESS.options(logging_config=logs).bind(
+        options, encoders, decoder, controller
+    )
     return application
 
 
@@ -91,7 +94,9 @@ def bind_encoder(
     **serve_options: Any,
 ) -> Application:
     """The deployment of one encoder; without a controller its replicas start and leave by themselves."""
-    deployment = ENCODERS[spec.encoder].options(request_router_config=router(config, graphs), **serve_options)
+    deployment = ENCODERS[spec.encoder].options(
+        request_router_config=router(config, graphs), logging_config=log_options(config), **serve_options
+    )
     bound: Application = deployment.bind(encoder_options(config, spec, graphs), family, controller)
     return bound
 
@@ -147,6 +152,11 @@ def resolve_model(config: AppConfig) -> tuple[AppConfig, str]:
         settled = config.model_copy(update={"model": str(folders.ensure(name))})
         return settled, config.served_model_name or config.model
     return config, config.served_model_name or config.model
+
+
+def log_options(config: AppConfig) -> dict[str, Any]:
+    """How every deployment logs; of requests and encodes there are lines of our own, so none of Serve's."""
+    return {"encoding": config.log_encoding, "enable_access_log": False}
 
 
 def router(config: AppConfig, graphs: AnyGraphOptions) -> RequestRouterConfig:

@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from app.chat_parts import MediaPart, find_media, with_embeddings
@@ -19,6 +19,7 @@ from app.plain_text import PlainText
 from deployments.errors import ClientError
 from deployments.families.base import Family
 from deployments.messages import ChatHead, EncodeReceipt, MediaItem
+from deployments.metrics import IngressMetrics
 from policies.limits import MediaLimits
 from policies.retry import ErrorKind, Failure, GiveUp, next_step
 
@@ -36,6 +37,7 @@ class Answer:
     body: str | None = None
     events: AsyncIterator[str] | None = None
     cancel: Callable[[], None] = lambda: None
+    media: str = "none"  # the encoders it took, joined by "+"
 
 
 class ChatFront:
@@ -52,6 +54,7 @@ class ChatFront:
         cache: EmbeddingCache,
         deadline_s: float,
         control_tokens: tuple[str, ...] = (),
+        metrics: IngressMetrics | None = None,
     ) -> None:
         self.family = family
         self.identity = identity
@@ -64,6 +67,7 @@ class ChatFront:
         self.cache = cache
         self.plain_text = PlainText(control_tokens, family.placeholders)
         self.deadline_s = deadline_s
+        self.metrics = metrics or IngressMetrics()
 
     async def answer(self, request: dict[str, Any], request_id: str) -> Answer:
         """Answer one request. Raises HttpError for everything that is refused."""
@@ -74,7 +78,8 @@ class ChatFront:
                 ready = with_embeddings(request, media)
                 ready = self.plain_text(ready, bool(media))
                 items = await _all(self._item(part, request_id) for part in media)
-                return await self._decode(ready, media, items, deadline_s)
+                answer = await self._decode(ready, media, items, deadline_s)
+                return replace(answer, media=media_label(media))
         except TimeoutError:
             if not deadline.expired():
                 raise
@@ -85,10 +90,13 @@ class ChatFront:
     async def _item(self, part: MediaPart, request_id: str) -> tuple[str, MediaItem]:
         """Fetch one medium and read its key off the header."""
         try:
+            begun = time.monotonic()
             data = await self._bytes(part)
+            self.metrics.fetched(source_label(part), len(data), time.monotonic() - begun)
             # Off the event loop: a hostile header or a hash of 32 MiB can cost a quarter of a second.
             key, uuid = await asyncio.to_thread(self._keys, part.encoder, data)
         except ClientError as error:
+            self.metrics.rejected("fetch", error.code or "other", error.status)
             raise from_client_error(error, part.param) from error
         return part.encoder, MediaItem(data, key, uuid, request_id)
 
@@ -112,11 +120,12 @@ class ChatFront:
         async def once(avoid: frozenset[str]) -> Encoded:
             return await self.cache.get(item.uuid, lambda: self._encode(encoder, item, avoid))
 
-        encoded: Encoded = await self._persist(once, deadline_s, param)
+        encoded: Encoded = await self._persist(once, deadline_s, encoder, param)
         return encoded
 
     async def _encode(self, encoder: str, item: MediaItem, avoid: frozenset[str]) -> Encoded:
         """One encode. The receipt is read, the embedding stays where it is."""
+        begun = time.monotonic()
         call = self.encoders[encoder].encode.remote(item, shape_key=item.media_key, avoid=tuple(avoid))
         try:
             refs = await call._to_object_ref_gen()  # waits for a replica with room
@@ -128,6 +137,7 @@ class ChatFront:
             raise
         if isinstance(receipt, ClientError):
             raise receipt
+        self.metrics.encoded(receipt, time.monotonic() - begun)
         return Encoded(receipt, embedding)
 
     # ---- decoder ----
@@ -146,12 +156,17 @@ class ChatFront:
                 self._encoded(encoder, item, part.param, deadline_s)
                 for part, (encoder, item) in zip(media, items, strict=True)
             )
+            begun = time.monotonic()
             call = self.decoder.chat.remote(request, *(e.ref for e in encoded))
             try:
                 head: ChatHead = await anext(call)
+                answered = time.monotonic()
+                self.metrics.handed_over(answered - begun - head.spent_s, media_label(media))
                 if not head.streaming:
+                    self.metrics.spent("answer", head.spent_s)
                     return Answer(head.status, body=await anext(call))
                 first: str = await anext(call)
+                self.metrics.spent("first_token", head.spent_s + time.monotonic() - answered)
             except asyncio.CancelledError:
                 call.cancel()
                 raise
@@ -163,7 +178,7 @@ class ChatFront:
             running = _Running(call)
             return Answer(head.status, events=self._events(running, first, deadline_s), cancel=running.cancel)
 
-        answer: Answer = await self._persist(once, deadline_s, None)
+        answer: Answer = await self._persist(once, deadline_s, "decoder", None)
         return answer
 
     async def _events(self, running: "_Running", first: str, deadline_s: float) -> AsyncIterator[str]:
@@ -180,10 +195,12 @@ class ChatFront:
                 except TimeoutError:
                     if not deadline.expired():
                         raise
+                    self.metrics.attempt_failed("decoder", "deadline_in_stream")
                     yield error_event(HttpError(504, f"the request took longer than {self.deadline_s:g} s"))
                     return
                 yield piece
         except Exception as error:
+            self.metrics.attempt_failed("decoder", "broken_stream")
             logger.warning("the decoder broke off in mid-stream: %r", error)
             yield error_event(HttpError(503, "the decoder broke off in mid-stream; the answer is incomplete"))
         finally:
@@ -192,9 +209,13 @@ class ChatFront:
     # ---- trying again ----
 
     async def _persist(
-        self, once: Callable[[frozenset[str]], Awaitable[Any]], deadline_s: float, param: str | None
+        self,
+        once: Callable[[frozenset[str]], Awaitable[Any]],
+        deadline_s: float,
+        part: str,
+        param: str | None,
     ) -> Any:
-        """Call ``once`` until it works or the retry policy gives up."""
+        """Call ``once``, which asks ``part``, until it works or the retry policy gives up."""
         attempts, avoid = 0, frozenset[str]()
         while True:
             attempts += 1
@@ -205,7 +226,9 @@ class ChatFront:
             except Exception as error:
                 kind, cause = classify(error)
                 if isinstance(cause, ClientError):
+                    self.metrics.rejected("encode", cause.code or "other", cause.status)
                     raise from_client_error(cause, param) from error
+                self.metrics.attempt_failed(part, kind.value)
                 where = getattr(cause, "replica_id", None)
                 failure = Failure(kind, attempts, deadline_s, replica_id=where, excluded=avoid)
                 step = next_step(failure, time.monotonic(), jitter=random.random())
@@ -229,6 +252,19 @@ class _Running:
         if not self.ended:
             self.ended = True
             self.call.cancel()
+
+
+def media_label(media: list[MediaPart]) -> str:
+    """The encoders of a request's media, joined by "+"; "none" without media."""
+    return "+".join(sorted({part.encoder for part in media})) or "none"
+
+
+def source_label(part: MediaPart) -> str:
+    """Where a medium comes from: its URL's scheme as far as it is one that may be taken, or base64."""
+    if part.url is None:
+        return "base64"
+    scheme = part.url.partition(":")[0].lower()
+    return scheme if scheme in ("data", "https", "http", "file") else "other"
 
 
 async def _all(jobs: Any) -> list[Any]:

@@ -26,12 +26,17 @@ from app.keys import Keys
 from app.media_fetch import FetchOptions, MediaFetcher
 from app.readiness import Readiness
 from app.request_id import RequestId
+from app.request_watch import RequestWatch, Watched
+from app.status_page.routes import router
 from deployments.families.base import Family
+from deployments.metrics import IngressMetrics
 from policies.limits import MediaLimits
+from policies.traffic import Traffic
 
 logger = logging.getLogger("ray.serve")
 app = FastAPI(title="GraphServe", openapi_url=None, redirect_slashes=False)
 app.add_middleware(RequestId)
+app.include_router(router)
 
 
 @app.exception_handler(HttpError)
@@ -129,6 +134,7 @@ class Ingress:
         self.options = options
         self.decoder = decoder
         self.controller = controller
+        self.watch = RequestWatch(IngressMetrics())
         self.front = ChatFront(
             options.family,
             options.identity,
@@ -139,9 +145,9 @@ class Ingress:
             EmbeddingCache(config.embedding_cache_bytes, request_id.of_no_request),
             config.request_deadline_s,
             options.control_tokens,
+            self.watch.metrics,
         )
         self.readiness = Readiness(serve.get_replica_context().app_name, options.deployments)
-        self.in_hand = 0
         self.room = Room(config.max_bodies_bytes)
         self.keys = Keys(config.api_keys)
         self.admin = Keys([config.admin_token] if config.admin_token is not None else [])
@@ -153,26 +159,35 @@ class Ingress:
     @app.post("/v1/chat/completions", openapi_extra=openapi.CHAT)
     async def chat_completions(self, raw: Request) -> Response:
         """OpenAI's chat completions as vLLM serves them."""
-        self._check_key(raw)
-        if self.in_hand >= self.options.config.max_requests:
-            raise HttpError(429, "too many requests in hand; try again shortly")
-        self.in_hand += 1
+        watched = self.watch.begin()
         streaming = False
         try:
+            self._check_key(raw)
+            if self.watch.in_hand > self.options.config.max_requests:
+                raise HttpError(429, "too many requests in hand; try again shortly")
             with self._new_body() as body:
                 request = await self._request(raw, body)
                 answer = await self.front.answer(request, request_id.current())
+            self.watch.answered(watched, answer.status, answer.media, streaming=answer.events is not None)
             if answer.events is None:
                 return Response(answer.body, status_code=answer.status, media_type="application/json")
             streaming = True
-            return EventStream(answer, lambda: self._ended(answer))
+            return EventStream(answer, lambda: self._ended(answer, watched))
+        except Exception as error:
+            watched.failed(error)
+            raise
         finally:
             if not streaming:
-                self.in_hand -= 1
+                self.watch.ended(watched)
 
-    def _ended(self, answer: Answer) -> None:
+    def _ended(self, answer: Answer, watched: Watched) -> None:
         answer.cancel()
-        self.in_hand -= 1
+        self.watch.ended(watched)
+
+    async def traffic_report(self) -> Traffic:
+        """What the GraphController collects of each Ingress replica: the requests of the last minute."""
+        self.watch.metrics.looked(self.watch.in_hand, self.front.cache.counts)
+        return self.watch.traffic()
 
     def _new_body(self) -> Body:
         config = self.options.config
@@ -215,6 +230,12 @@ class Ingress:
         """The cluster's encoder-graph report."""
         self._check_key(raw)
         return JSONResponse(await self._call(self.controller.cluster_report.remote()))
+
+    @app.get("/v1/status")
+    async def status(self, raw: Request) -> Response:
+        """Deployments, traffic and coverage by shape, as the status page shows them."""
+        self._check_key(raw)
+        return JSONResponse(await self._call(self.controller.status_report.remote()))
 
     @app.post("/admin/replicas/{replica_id}/recycle")
     async def recycle(self, replica_id: str, raw: Request) -> Response:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,7 +84,6 @@ def lead_engine_to_this_cluster() -> None:
     max_ongoing_requests=256,
     max_queued_requests=256,
     ray_actor_options={"num_cpus": 0},
-    logging_config={"enable_access_log": False},
 )
 class Decoder:
     """Owns one vLLM engine process. Leaves by exiting as soon as that process is dead."""
@@ -144,10 +144,12 @@ class Decoder:
 
         Yields a ChatHead, then server-sent events as text, or one JSON body.
         """
+        begun = time.monotonic()
         request_id = serve.context._get_serve_request_context().request_id
         pieces = self.engine.chat(self._fill(request, embeddings), request_id)
         try:
-            head = ChatHead(*await anext(pieces))
+            status, streaming = await anext(pieces)
+            head = ChatHead(status, streaming, spent_s=time.monotonic() - begun)
             self._leave_if_dead()  # upstream answers a dead engine with an error: not to be passed on
             yield head
             async with contextlib.aclosing(joined(pieces, self.options.stream_interval_s)) as texts:

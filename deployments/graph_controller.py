@@ -12,11 +12,14 @@ from typing import Any
 
 from ray import serve
 
+from deployments import serve_view
+from deployments.metrics import ControllerMetrics
 from policies.lifecycle import ReplicaState
 from policies.recycling import Recycle, RecyclingPolicy, Refusal, Snapshot, decide, start_orders
 from policies.recycling_history import OperatorRequest, ReplicaView
 from policies.stats import ReplicaReport
-from policies.totals import ClusterState, Totals, cluster_report
+from policies.totals import ClusterState, Totals, cluster_report, shape_rows
+from policies.traffic import Traffic
 
 logger = logging.getLogger("ray.serve")
 
@@ -40,7 +43,6 @@ class ControllerOptions:
     health_check_timeout_s=10,
     max_ongoing_requests=256,
     ray_actor_options={"num_cpus": 0},
-    logging_config={"enable_access_log": False},
 )
 class GraphController:
     """One replica. Restarted, it counts anew from the living replicas."""
@@ -53,6 +55,9 @@ class GraphController:
         self.app_name = serve.get_replica_context().app_name
         self.handles: dict[str, Any] = {}
         self.decoders: list[dict[str, Any]] = []
+        self.traffic: list[Traffic] = []
+        self.deployments: list[dict[str, Any]] = []
+        self.metrics = ControllerMetrics(encoder for encoder, _ in options.encoders.values())
         self._loop_task: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,7 +95,9 @@ class GraphController:
     async def _collect(self) -> tuple[tuple[ReplicaReport, ...], set[str] | None]:
         """Reports of all that answer, and the ids of all that exist (None when Serve does not say)."""
         asked = [self._ask(name, "graph_report") for name in self.options.encoders]
-        self.decoders, *answers = await asyncio.gather(self._ask("Decoder", "decoder_report"), *asked)
+        self.decoders, self.traffic, *answers = await asyncio.gather(
+            self._ask("Decoder", "decoder_report"), self._ask("Ingress", "traffic_report"), *asked
+        )
         reports = tuple(r for answer in answers for r in answer)
         return reports, await asyncio.to_thread(self._alive)
 
@@ -112,13 +119,13 @@ class GraphController:
         return self.handles[deployment]
 
     def _alive(self) -> set[str] | None:
-        from deployments.serve_view import replica_ids
-
         try:
-            return replica_ids(self.app_name, tuple(self.options.encoders))
+            self.deployments = serve_view.deployments(self.app_name)
         except Exception as error:  # Serve's controller restarts: nobody is declared gone meanwhile
             logger.warning("cannot list replicas: %s", error)
             return None
+        encoders = (known for known in self.deployments if known["name"] in self.options.encoders)
+        return {replica["replica_id"] for known in encoders for replica in known["replicas"]}
 
     # ---- snapshot ----
 
@@ -134,6 +141,9 @@ class GraphController:
         history = history.settled(views, now_s, policy.replacement_timeout_s)
         history = history.pruned(now_s, keep_s=2 * max(policy.window_s, policy.capture_window_s))
         self.state = ClusterState(totals, history, self.state.refusals)
+        self.metrics.reported(
+            (seen.report for seen in totals.starts.values()), (seen.report for seen in totals.living())
+        )
         return Snapshot(views, history, tuple(self.requests.values()))
 
     # ---- decide ----
@@ -150,6 +160,8 @@ class GraphController:
                     decision.replica_id, decision.deployment, decision.reason, now_s
                 )
                 self.requests.pop(decision.replica_id, None)
+                encoder, _ = self.options.encoders[decision.deployment]
+                self.metrics.recycled(encoder, decision.cause)
                 recycles.append(decision)
             elif last.get(decision.replica_id) != decision.reason:
                 logger.warning("not recycling %s: %s", decision.replica_id, decision.reason)
@@ -176,6 +188,27 @@ class GraphController:
     async def cluster_report(self) -> dict[str, Any]:
         """The JSON of ``GET /v1/graphs``."""
         return {**cluster_report(self.state, time.time()), "decoders": self.decoders}
+
+    async def status_report(self) -> dict[str, Any]:
+        """The JSON of ``GET /v1/status``: deployments in Serve's words, traffic of all Ingress replicas that
+        answered the last time, and coverage by shape.
+        """
+        traffic = Traffic()
+        for each in self.traffic:
+            traffic = traffic.merge(each)
+        totals = self.state.totals
+        captured = {seen.report.encoder: set[str]() for seen in totals.living()}
+        for seen in totals.living():
+            captured[seen.report.encoder].update(seen.report.captured_media)
+        return {
+            "now": time.time(),
+            "deployments": self.deployments,
+            "traffic": {"ingresses": len(self.traffic), **traffic.summary()},
+            "shapes": {
+                encoder: shape_rows(totals.shapes(encoder), captured.get(encoder, ()))
+                for encoder, _ in self.options.encoders.values()
+            },
+        }
 
     async def start_orders(self, deployment: str) -> dict[str, Any]:
         """How a starting replica of ``deployment`` is to begin: ``graphs_enabled``, ``warm_keys``."""

@@ -54,6 +54,7 @@ class ChatHead:
 
     status: int
     streaming: bool
+    spent_s: float = field(default=0.0, compare=False)  # the decoder's own time until it said so
 
 
 def embedding_to_message(

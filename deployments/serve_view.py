@@ -24,14 +24,24 @@ class ReplicaPlace:
         return cls(context.replica_id.unique_id, context.deployment, ray.get_runtime_context().get_node_id())
 
 
-def replica_ids(app_name: str, deployments: tuple[str, ...]) -> set[str]:
-    """Ids of every replica that exists (starting ones included) of these deployments."""
-    client = _get_global_client()
-    details = client.get_serve_details()
+def deployments(app_name: str) -> list[dict[str, Any]]:
+    """Every deployment of an application: name, status, wished number of replicas, and each replica that
+    exists (starting ones included) with its state, all in Serve's words.
+    """
+    details = _get_global_client().get_serve_details()
     known = details["applications"][app_name]["deployments"]
-    return {
-        replica["replica_id"] for name in deployments for replica in known.get(name, {}).get("replicas", [])
-    }
+    return [
+        {
+            "name": name,
+            "status": known[name]["status"],
+            "wanted": known[name]["target_num_replicas"],
+            "replicas": [
+                {"replica_id": replica["replica_id"], "state": replica["state"]}
+                for replica in known[name]["replicas"]
+            ],
+        }
+        for name in sorted(known)
+    ]
 
 
 def configs_being_deployed() -> list[Mapping[str, Any]]:

@@ -61,12 +61,16 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Recycle:
-    """Replace this replica; ``graphs_enabled`` is what its replacement will be told."""
+    """Replace this replica; ``graphs_enabled`` is what its replacement will be told.
+
+    ``cause`` is ``failed``, ``stuck`` or ``asked``; ``reason`` is the same in a sentence.
+    """
 
     replica_id: str
     deployment: str
     reason: str
     graphs_enabled: bool
+    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,8 @@ def _decide_deployment(
         else:
             taken = True
             enabled, _ = graphs_allowed(history, deployment, now_s, policy)
-            yield Recycle(replica_id, deployment, candidate.reason, enabled)
+            cause = candidate.cause.name.lower()
+            yield Recycle(replica_id, deployment, candidate.reason, enabled, cause)
 
 
 def _refusal(

@@ -63,6 +63,15 @@ class GraphStats:
         return {**values, "hit_rate": self.hit_rate}
 
 
+MISS_REASONS = ("ineligible", "capacity", "warmup", "memory")
+
+
+def miss_reason(before: GraphStats, after: GraphStats) -> str:
+    """Why calls between two looks at one adapter ran eagerly: the reasons joined by "+"; "" when none did."""
+    grown = (r for r in MISS_REASONS if getattr(after, f"{r}_misses") > getattr(before, f"{r}_misses"))
+    return "+".join(grown)
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
     """What one encoder replica says of itself at ``taken_at_s`` (its own wall clock, seconds)."""
@@ -82,6 +91,7 @@ class ReplicaReport:
     preprocessing: str = "unknown"  # "fast" or "checkpoint" once its workers are warm
     hits_by_graph: tuple[tuple[str, int], ...] = ()
     calls_by_media_key: tuple[tuple[str, int], ...] = ()
+    hits_by_media_key: tuple[tuple[str, int], ...] = ()  # those of the calls that ran in a graph
     leaked_bytes: int = 0
     failure: str | None = None
     stats: GraphStats = field(default_factory=GraphStats)

@@ -16,6 +16,7 @@ from policies.stats import COUNTERS, GraphStats, ReplicaReport
 
 KEEP_GONE_S = 3600.0
 STALE_AFTER_S = 5.0
+SHOWN_SHAPES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,15 @@ class Totals:
         alive = (seen for seen in self.starts.values() if seen.gone_at_s is None)
         return tuple(sorted(alive, key=lambda s: (s.report.deployment, s.report.replica_id)))
 
+    def shapes(self, encoder: str) -> dict[str, tuple[int, int]]:
+        """Calls and hits by media key, over the living and the recently gone."""
+        calls, hits = Counter[str](), Counter[str]()
+        for seen in self.starts.values():
+            if seen.report.encoder == encoder:
+                calls.update(dict(seen.report.calls_by_media_key))
+                hits.update(dict(seen.report.hits_by_media_key))
+        return {key: (count, hits[key]) for key, count in calls.items()}
+
     def calls_by_media_key(self, deployment: str) -> dict[str, int]:
         """How often each media key was asked for, over the living and the recently gone."""
         calls: Counter[str] = Counter()
@@ -159,6 +169,7 @@ def cluster_report(
 def _replica(seen: Seen, now_s: float, stale_after_s: float) -> dict[str, Any]:
     """One line of the report; its age is by the controller's clock alone, for clocks differ by node."""
     report = seen.report
+    hits = dict(report.hits_by_media_key)
     age_s = max(now_s - seen.received_at_s, 0.0)
     return {
         "replica_id": report.replica_id,
@@ -175,8 +186,23 @@ def _replica(seen: Seen, now_s: float, stale_after_s: float) -> dict[str, Any]:
         "modules_loaded": list(report.modules_loaded),
         "preprocessing": report.preprocessing,
         "hits_by_graph": dict(report.hits_by_graph),
+        "shapes": shape_rows(
+            {key: (calls, hits.get(key, 0)) for key, calls in report.calls_by_media_key},
+            report.captured_media,
+        ),
         "leaked_bytes": report.leaked_bytes,
         "queued_s": report.queued_s,
         "seconds_per_token": report.seconds_per_token,
         "stats": report.stats.as_dict(),
     }
+
+
+def shape_rows(
+    shapes: Mapping[str, tuple[int, int]], captured: Collection[str], most: int = SHOWN_SHAPES
+) -> list[dict[str, Any]]:
+    """The most used shapes first: media key, items, how many of them ran in a graph, whether one is held."""
+    ranked = sorted(shapes.items(), key=lambda entry: (-entry[1][0], entry[0]))
+    return [
+        {"shape": key, "calls": calls, "hits": hits, "captured": key in captured}
+        for key, (calls, hits) in ranked[:most]
+    ]

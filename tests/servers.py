@@ -24,6 +24,7 @@ ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_metrics_report_interval_ms": "2000",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "app.proxy:middlewares",
 }

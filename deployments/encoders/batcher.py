@@ -12,6 +12,7 @@ from typing import Any
 from deployments.errors import TerminalError, TransientError
 from deployments.families.base import EncoderInputs
 from policies.batching import BatchingPolicy, Take, Waiting, next_batch
+from policies.stats import miss_reason
 
 logger = logging.getLogger("ray.serve")
 
@@ -28,6 +29,7 @@ class Done:
     batch_size: int
     queue_s: float
     encode_s: float
+    miss_reason: str  # why calls of its batch ran eagerly, "" when all ran in graphs
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Batcher:
         self.queue: collections.deque[_Job] = collections.deque()
         self.running_since_s: float | None = None
         self.media_keys: collections.Counter[str] = collections.Counter()
+        self.media_hits: collections.Counter[str] = collections.Counter()
         self.captured_media: dict[str, None] = dict.fromkeys(engine.warmed)
         self._wake = asyncio.Event()
 
@@ -126,6 +129,7 @@ class Batcher:
 
     async def _run(self, batch: list[_Job]) -> None:
         self.running_since_s = begun = time.monotonic()
+        before = self.engine.stats()
         try:
             tensors, hit = await asyncio.get_running_loop().run_in_executor(
                 self.worker, self.engine.encode, [job.inputs for job in batch]
@@ -139,9 +143,10 @@ class Batcher:
             self.running_since_s = None
         encode_s = time.monotonic() - begun
         self.count(batch[0].inputs.shape_key, len(batch), hit)
+        why = miss_reason(before, self.engine.stats())
         for job, tensor in zip(batch, tensors, strict=True):
             if not job.done.done():
-                job.done.set_result(Done(tensor, hit, len(batch), begun - job.queued_at_s, encode_s))
+                job.done.set_result(Done(tensor, hit, len(batch), begun - job.queued_at_s, encode_s, why))
 
     async def _batch_failed(self, batch: list[_Job], error: Exception) -> None:
         terminal = self.engine.failure is not None
@@ -166,7 +171,9 @@ class Batcher:
         self.media_keys[key] += items
         if len(self.media_keys) > 2 * COUNTED_KEYS:
             self.media_keys = collections.Counter(dict(self.media_keys.most_common(COUNTED_KEYS)))
+            self.media_hits = collections.Counter({k: self.media_hits[k] for k in self.media_keys})
         if hit:
+            self.media_hits[key] += items
             self.captured_media[key] = None
 
     def _refuse(self, job: _Job, reason: str) -> None:

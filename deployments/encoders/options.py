@@ -13,7 +13,6 @@ DEPLOYMENT: dict[str, Any] = {
     "max_queued_requests": 128,  # per Ingress, beyond those that the replicas have in hand
     "graceful_shutdown_timeout_s": 20,
     "ray_actor_options": {"num_cpus": 0},
-    "logging_config": {"enable_access_log": False},
 }
 """Serve's options of every encoder deployment, before the config's own overrides."""
 

@@ -36,6 +36,33 @@ def _gpu_thread(*args: Any, **kwargs: Any) -> Any:
     return GpuThread(*args, **kwargs)
 
 
+def _log_encode(item: MediaItem, receipt: EncodeReceipt, miss_reason: str) -> None:
+    """The one line of an encode, as text and as fields."""
+    fields = {
+        "request_id": item.request_id,
+        "shape_key": receipt.shape_key,
+        "outcome": receipt.outcome,
+        "miss_reason": miss_reason,
+        "batch_size": receipt.batch_size,
+        "tokens": receipt.tokens,
+        "preprocess_s": round(receipt.preprocess_s, 6),
+        "queue_s": round(receipt.queue_s, 6),
+        "encode_s": round(receipt.encode_s, 6),
+    }
+    logger.info(
+        "encoded %s: %s%s, %d tokens, batch of %d, preprocess %.4f s, queue %.4f s, encode %.4f s",
+        receipt.shape_key,
+        receipt.outcome,
+        f" ({miss_reason})" if miss_reason else "",
+        receipt.tokens,
+        receipt.batch_size,
+        receipt.preprocess_s,
+        receipt.queue_s,
+        receipt.encode_s,
+        extra=fields,
+    )
+
+
 class EncoderShell:
     """Base of ``VisionEncoder`` and ``AudioEncoder``."""
 
@@ -235,7 +262,7 @@ class EncoderShell:
             message = embedding_to_message(
                 done.tensor, uuid=item.uuid, encoder=self.encoder, metadata=inputs.metadata
             )
-            yield EncodeReceipt(
+            receipt = EncodeReceipt(
                 uuid=item.uuid,
                 encoder=self.encoder,
                 replica_id=self.replica_id,
@@ -248,6 +275,8 @@ class EncoderShell:
                 queue_s=done.queue_s,
                 encode_s=done.encode_s,
             )
+            _log_encode(item, receipt, done.miss_reason)
+            yield receipt
             yield message
 
     def _refuse_unless_ready(self) -> None:
@@ -277,6 +306,7 @@ class EncoderShell:
             preprocessing=self.pool.preprocessing,
             hits_by_graph=tuple(engine.hits_by_graph().items()) if engine else (),
             calls_by_media_key=tuple(batches.media_keys.most_common(COUNTED_KEYS)) if batches else (),
+            hits_by_media_key=tuple(batches.media_hits.items()) if batches else (),
             leaked_bytes=engine.leaked_bytes if engine else 0,
             failure=self.failure,
             stats=engine.stats() if engine else GraphStats(),

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from deployments.errors import GraphServeError
+from deployments.upstream.engine_metrics import engine_metrics
+from deployments.upstream.logs import logs_kept
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +83,12 @@ class ChatEngine:
 
         args = serve_arguments(self.options)
         engine_args = AsyncEngineArgs.from_cli_args(args)
-        # As upstream's server says it: the default batch sizes depend on it.
-        self.engine = AsyncLLM.from_engine_args(engine_args, usage_context=UsageContext.OPENAI_API_SERVER)
+        with logs_kept():
+            self.engine = AsyncLLM.from_engine_args(
+                engine_args,
+                usage_context=UsageContext.OPENAI_API_SERVER,  # as upstream's server says it, for batch sizes
+                stat_loggers=[engine_metrics()],
+            )
         state = State()
         await init_app_state(self.engine, state, args, await self.engine.get_supported_tasks())
         self.chat_serving = state.openai_serving_chat

@@ -19,6 +19,7 @@ from tests import media
 from tests.asking import Said, ask, text, user
 from tests.chaos_app import SCRIPT_VARIABLE, say
 from tests.load import Load, known_answers
+from tests.scrape import Samples, scraped_until, total
 from tests.servers import Server, client, running_app
 
 ADMIN = {"Authorization": "Bearer admin-secret"}
@@ -35,6 +36,9 @@ class Chaos:
 
     def report(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self.server.base_url}/v1/graphs", timeout=20, trust_env=False).json())
+
+    def status(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.server.base_url}/v1/status", timeout=20, trust_env=False).json())
 
     def replicas(self, encoder: str) -> list[dict[str, Any]]:
         return [r for r in self.report()["replicas"] if r["encoder"] == encoder]
@@ -103,8 +107,21 @@ def totals_of(report: dict[str, Any]) -> dict[str, int]:
     return {k: v for k, v in report["totals"]["vision"].items() if isinstance(v, int)}
 
 
+def told(samples: Samples) -> bool:
+    """Whether the metrics tell of hits, and of a capture that failed, was answered elsewhere and recycled."""
+    return (
+        total(samples, "ray_graphserve_graph_hits_total", encoder="vision") > 0
+        and total(samples, "ray_graphserve_shape_items_total", encoder="vision", outcome="hit") > 0
+        and total(samples, "ray_graphserve_graph_capture_failures_total", encoder="vision") > 0
+        and total(samples, "ray_graphserve_failed_attempts_total", part="vision") > 0
+        and total(samples, "ray_graphserve_encoder_recycles_total", encoder="vision", cause="failed") > 0
+    )
+
+
 async def test_a_failed_capture_costs_no_request(chaos: Chaos) -> None:
-    """(a) A capture fails in one of two replicas: no request is lost or refused, it is replaced."""
+    """(a) A capture fails in one of two replicas: no request is lost or refused, it is replaced, and the
+    metrics tell of it; the status adds up the requests of both Ingress replicas.
+    """
     before = chaos.report()
     starts = {r["start_id"] for r in chaos.replicas("vision")}
     say(chaos.script, "fail-vision")
@@ -120,6 +137,10 @@ async def test_a_failed_capture_costs_no_request(chaos: Chaos) -> None:
     fate = load.fate
     print(f"(a) {fate.line()}; full strength after {took_s:.1f} s")
     assert (fate.wrong, fate.lost, fate.refused) == ([], [], [])
+    await asyncio.to_thread(scraped_until, chaos.server, told)
+    traffic = (await asyncio.to_thread(chaos.status))["traffic"]
+    assert traffic["ingresses"] == 2
+    assert traffic["ok"] >= 12
     after = chaos.report()
     assert "scripted capture failure" in recycles[-1]["reason"]
     assert totals_of(after)["capture_failures"] == totals_of(before)["capture_failures"] + 1

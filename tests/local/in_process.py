@@ -110,7 +110,7 @@ class LocalIngress(INGRESS.func_or_class):  # type: ignore[misc]
         return answer.status_code, dict(answer.headers), answer.text
 
     def requests_in_hand(self) -> int:
-        return int(self.in_hand)
+        return int(self.watch.in_hand)
 
 
 def set_context(servable: Any) -> None:

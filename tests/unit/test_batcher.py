@@ -10,6 +10,7 @@ import pytest
 from deployments.encoders.batcher import COUNTED_KEYS, Batcher
 from deployments.families.base import EncoderInputs
 from policies.batching import BatchingPolicy
+from policies.stats import GraphStats
 
 
 class Engine:
@@ -25,6 +26,13 @@ class Engine:
 
     def captured_keys(self) -> tuple[str, ...]:
         return tuple(self.captured)
+
+    def stats(self) -> GraphStats:
+        """One call of each batch: by itself it is warmed up and then hits, in company it is not eligible."""
+        lone = [batch[0] for batch in self.batches if len(batch) == 1]
+        hits = sum(lone.count(key) - 1 for key in set(lone))
+        warming, others = len(set(lone)), len(self.batches) - len(lone)
+        return GraphStats(hits, warming + others, warmup_misses=warming, ineligible_misses=others)
 
     def encode(self, batch: list[EncoderInputs]) -> tuple[list[Any], bool]:
         if self.gate is not None:
@@ -106,3 +114,17 @@ async def test_a_cancelled_item_is_not_encoded() -> None:
     assert engine.batches == [["a"], ["c"]]
     with pytest.raises(asyncio.CancelledError):
         await gone
+
+
+async def test_hits_and_reasons_of_misses_are_told_apart() -> None:
+    """Of each item it is known whether it ran in a graph and why not; hits are counted by media key."""
+    engine = Engine()
+    with ThreadPoolExecutor(1) as worker:
+        batcher = Batcher(worker, engine, "r1", BatchingPolicy(8, 0.0), None)  # type: ignore[arg-type]
+        loop = asyncio.create_task(batcher.run())
+        alone = [await batcher.submit(inputs("a")) for _ in range(3)]
+        together = await asyncio.gather(*[batcher.submit(inputs("a")) for _ in range(2)])
+        loop.cancel()
+    assert [(done.hit, done.miss_reason) for done in alone] == [(False, "warmup"), (True, ""), (True, "")]
+    assert [(done.hit, done.miss_reason) for done in together] == [(False, "ineligible")] * 2
+    assert (batcher.media_keys["a"], batcher.media_hits["a"]) == (5, 2)

@@ -144,7 +144,7 @@ def test_an_operator_recycles_a_healthy_replica_without_delay_but_within_bounds(
     """A request of the operator skips the delay, not the bound nor the one at a time."""
     request = OperatorRequest("a", "driver update", 1000.0)
     (decision,) = decide(Snapshot((READY,), closed(995.0), (request,)), 1000.0, POLICY)
-    assert decision == Recycle("a", V, "asked for by the operator: driver update", True)
+    assert decision == Recycle("a", V, "asked for by the operator: driver update", True, "asked")
     for history in (closed(990.0, 995.0, 998.0), NONE.with_recycle("b", V, "test", 990.0)):
         (decision,) = decide(Snapshot((READY,), history, (request,)), 1000.0, POLICY)
         assert isinstance(decision, Refusal)

@@ -23,10 +23,12 @@ REPORT = ReplicaReport(
     graphs_enabled=True,
     taken_at_s=50.0,
     captured=("32x32",),
+    captured_media=("32x32",),
     modules_loaded=("vpm", "resampler"),
     preprocessing="fast",
     hits_by_graph=(("32x32", 3),),
     calls_by_media_key=(("32x32", 4), ("64x16", 1)),
+    hits_by_media_key=(("32x32", 3),),
     stats=GraphStats(graph_hits=3, graph_misses=1, warmup_misses=1, num_graphs=1),
 )
 EMPTY = Totals.begin(100.0, {"vision": "calls", "audio": "calls"})
@@ -163,6 +165,10 @@ def test_the_report_is_the_public_schema() -> None:
             "modules_loaded": ["vpm", "resampler"],
             "preprocessing": "fast",
             "hits_by_graph": {"32x32": 3},
+            "shapes": [
+                {"shape": "32x32", "calls": 4, "hits": 3, "captured": True},
+                {"shape": "64x16", "calls": 1, "hits": 0, "captured": False},
+            ],
             "leaked_bytes": 0,
             "queued_s": 0.0,
             "seconds_per_token": 0.0,
