@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import json
 import logging
 import random
 import time
@@ -13,7 +12,7 @@ from typing import Any
 from app.chat_parts import MediaPart, find_media, with_embeddings
 from app.embedding_cache import EmbeddingCache, Encoded
 from app.failures import classify
-from app.http_errors import HttpError, from_client_error
+from app.http_errors import HttpError, error_event, from_client_error
 from app.media_fetch import MediaFetcher
 from app.plain_text import PlainText
 from deployments.errors import ClientError
@@ -277,8 +276,3 @@ async def _all(jobs: Any) -> list[Any]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def error_event(error: HttpError) -> str:
-    """An error in mid-stream, as vLLM's own server sends it, and the end of the stream."""
-    return f"data: {json.dumps(error.body())}\n\ndata: [DONE]\n\n"

@@ -1,5 +1,6 @@
 """OpenAI's error shape, and the translation of our errors into it."""
 
+import json
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -52,3 +53,8 @@ class HttpError(Exception):
 def from_client_error(error: ClientError, param: str | None = None) -> HttpError:
     """The answer to a request that is itself at fault."""
     return HttpError(error.status, error.message, error.param or param, error.code)
+
+
+def error_event(error: HttpError) -> str:
+    """An error in mid-stream, as vLLM's own server sends it, and the end of the stream."""
+    return f"data: {json.dumps(error.body())}\n\ndata: [DONE]\n\n"

@@ -227,7 +227,7 @@ async def test_a_killed_controller_is_not_noticed(chaos: Chaos) -> None:
 
 @pytest.mark.full
 async def test_a_killed_ingress_takes_only_its_own_requests(chaos: Chaos) -> None:
-    """(g) SIGKILL of one of two Ingress replicas: its requests end at once, no other notices."""
+    """(g) SIGKILL of one of two Ingress replicas: its requests are refused at once, no other notices."""
     victim = chaos.pids("ServeReplica:graphserve:Ingress")[0]
     async with Load(chaos.server, chaos.known, at_once=4) as load:
         await load.answered(4)
@@ -235,9 +235,9 @@ async def test_a_killed_ingress_takes_only_its_own_requests(chaos: Chaos) -> Non
         killed_s = time.monotonic()
         await load.answered(16)
     print(f"(g) {load.fate.line()}")
-    assert load.fate.wrong == []
-    assert len(load.fate.lost) <= 4
-    assert all(at_s - killed_s < 5 for at_s, _ in load.fate.lost)
+    assert (load.fate.wrong, load.fate.lost) == ([], [])
+    assert len(load.fate.refused) <= 4
+    assert all(status == 503 and at_s - killed_s < 5 for at_s, status, _ in load.fate.refused)
     assert await chaos.ready_again("vision", 2, set()) < 120
 
 
