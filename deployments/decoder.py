@@ -14,7 +14,7 @@ from ray import serve
 
 from deployments.errors import GraphServeError
 from deployments.families.base import Family
-from deployments.messages import EMBEDDING_PART, ChatHead, EncodedMedia, message_to_embedding
+from deployments.messages import EMBEDDING_PART, ChatHead, EncodedMedia, is_finite, message_to_embedding
 from deployments.placement import assigned_gpus, check_place
 from deployments.streaming import joined
 from deployments.upstream.engine import ChatEngine
@@ -181,7 +181,7 @@ class Decoder:
             )
         if expected is not None and tensor.shape[0] != expected:
             raise GraphServeError(f"embedding of {tensor.shape[0]} tokens where {expected} belong")
-        if not bool(torch.isfinite(tensor).all()):
+        if not is_finite(embedding):
             raise GraphServeError("embedding holds values that are not finite")
         metadata = {name: torch.from_numpy(value.copy()) for name, value in embedding.metadata.items()}
         return self.family.content_part(embedding.encoder, tensor, metadata, embedding.uuid)

@@ -11,6 +11,9 @@ from deployments.upstream.logs import logs_kept
 
 logger = logging.getLogger(__name__)
 
+EMBEDDING_PARTS = ("image_embeds", "audio_embeds")
+"""Types of upstream's chat parts that hold an embedding, which stands under the same name."""
+
 
 def serve_arguments(options: Mapping[str, Any]) -> Any:
     """Upstream's parsed server arguments with ``options`` set, each by its Python name.
@@ -49,19 +52,52 @@ async def invalid_request(error: Any) -> str:
 
 
 def parsed_request(request: Mapping[str, Any]) -> Any:
-    """The request in upstream's schema.
+    """The request in upstream's schema. Embeddings go round it: it would walk through every row of them.
 
     Raises VLLMClientError, ValueError or TypeError, whatever upstream's own checks stumble over.
     """
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
     from vllm.exceptions import VLLMClientError
 
+    light, lifted = without_embeddings(request)
     try:
-        return ChatCompletionRequest.model_validate(dict(request), from_attributes=True)
+        parsed = ChatCompletionRequest.model_validate(light, from_attributes=True)
     except (ValueError, TypeError, VLLMClientError):  # pydantic's among them
         raise
     except Exception as error:  # they look into values before the types of these are checked
         raise ValueError(f"the request does not fit the schema: {error}") from error
+    for (message, part), embedding in lifted.items():
+        parsed.messages[message]["content"][part].update(embedding)
+    return parsed
+
+
+Lifted = dict[tuple[int, int], dict[str, Any]]
+
+
+def without_embeddings(request: Mapping[str, Any]) -> tuple[dict[str, Any], Lifted]:
+    """A copy of the request with None for every embedding, and those by their message and part.
+
+    Upstream's schema takes None for an embedding that has a uuid, as all of ours have.
+    """
+    messages = request.get("messages")
+    lifted: Lifted = {}
+    if not isinstance(messages, list):
+        return dict(request), lifted
+    for number, message in enumerate(messages):
+        parts = message.get("content") if isinstance(message, Mapping) else None
+        for place, part in enumerate(parts if isinstance(parts, list) else ()):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind in EMBEDDING_PARTS and isinstance(part.get(kind), Mapping):
+                lifted[number, place] = {kind: part[kind]}
+    light = list(messages)
+    for number in {number for number, _ in lifted}:
+        parts = messages[number]["content"]
+        emptied = [
+            {**part, **dict.fromkeys(lifted[number, n])} if (number, n) in lifted else part
+            for n, part in enumerate(parts)
+        ]
+        light[number] = {**messages[number], "content": emptied}
+    return {**request, "messages": light}, lifted
 
 
 class ChatEngine:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.messages import embedding_to_message, message_to_embedding
+from deployments.messages import embedding_to_message, is_finite, message_to_embedding
 
 torch = pytest.importorskip("torch")
 
@@ -45,3 +45,13 @@ def test_other_dtypes_are_refused(dtype: "torch.dtype") -> None:
     """A dtype that the other end would misread never leaves."""
     with pytest.raises(TypeError, match="float32 or bfloat16"):
         embedding_to_message(torch.zeros(2, 2, dtype=dtype), uuid="u", encoder="vision", metadata={})
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=64))
+def test_what_torch_calls_finite_is_finite(bits: list[int]) -> None:
+    """The look at the bits and torch agree on every 16-bit pattern, and on the same values in float32."""
+    pattern = torch.from_numpy(np.asarray([bits], dtype=np.uint16)).view(torch.bfloat16)
+    for tensor in (pattern, pattern.float()):
+        message = embedding_to_message(tensor, uuid="u", encoder="vision", metadata={})
+        assert is_finite(message) == bool(torch.isfinite(tensor).all())
