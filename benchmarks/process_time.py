@@ -53,7 +53,7 @@ def part_of(command: list[str]) -> str:
         ("ray::ProxyActor", "Serve's proxy"),
         ("ray::ServeController", "Serve's controller"),
         ("multiprocessing.spawn", "preprocessing"),
-        ("VLLM::ApiServer", "API server"),
+        ("VLLM::APIServer", "API server"),
         ("vllm.entrypoints.openai.api_server", "API server"),
         ("benchmarks.vllm_serve", "API server"),
     ):

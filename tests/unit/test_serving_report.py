@@ -86,7 +86,7 @@ def test_hops_are_differences() -> None:
         (["VLLM::EngineCore"], "engine"),
         (["python", "-c", "from multiprocessing.spawn import spawn_main"], "preprocessing"),
         (["python", "-m", "vllm.entrypoints.openai.api_server"], "API server"),
-        (["VLLM::ApiServer_3"], "API server"),
+        (["VLLM::APIServer_3"], "API server"),
         (["python", "-m", "benchmarks.vllm_serve", "serve"], "API server"),
         (["raylet"], "Ray and the rest"),
     ],
