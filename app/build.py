@@ -245,6 +245,7 @@ def decoder_options(config: AppConfig, model_name: str) -> DecoderOptions:
         trust_remote_code=config.trust_remote_code,
         revision=config.revision,
         stream_interval_s=config.decoder.stream_interval_s,
+        stream_messages_per_s=config.decoder.stream_messages_per_s,
         engine_args=engine_args,
     )
 

@@ -56,6 +56,11 @@ class DecoderConfig(_Strict):
         le=1,
         description="events of one stream that come faster than this travel together",
     )
+    stream_messages_per_s: float = Field(
+        default=500.0,
+        ge=1,
+        description="messages of one decoder replica; where streams would send more, each sends less often",
+    )
 
     @field_validator("engine_args")
     @classmethod

@@ -19,6 +19,7 @@ from deployments.placement import assigned_gpus, check_place
 from deployments.streaming import joined
 from deployments.upstream.engine import ChatEngine
 from policies.decoder_gpus import DecoderGpus, problem
+from policies.streaming import interval_s
 
 logger = logging.getLogger("ray.serve")
 
@@ -33,6 +34,7 @@ class DecoderOptions:
     trust_remote_code: bool
     revision: str | None
     stream_interval_s: float = 0.02  # events of one stream that come faster travel together
+    stream_messages_per_s: float = 500.0  # of all streams together; more streams than that wait longer each
     engine_args: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -93,6 +95,7 @@ class Decoder:
         self.options = options
         self.engine = engine or ChatEngine(engine_options(options, family))
         self.modules: tuple[str, ...] = ()
+        self.streams = 0
         self._started: asyncio.Future[None] | None = None
 
     async def _start(self) -> None:
@@ -152,13 +155,20 @@ class Decoder:
             head = ChatHead(status, streaming, spent_s=time.monotonic() - begun)
             self._leave_if_dead()  # upstream answers a dead engine with an error: not to be passed on
             yield head
-            async with contextlib.aclosing(joined(pieces, self.options.stream_interval_s)) as texts:
-                async for text in texts:
-                    self._leave_if_dead()
-                    yield text
+            self.streams += 1
+            try:
+                async with contextlib.aclosing(joined(pieces, self._interval_s)) as texts:
+                    async for text in texts:
+                        self._leave_if_dead()
+                        yield text
+            finally:
+                self.streams -= 1
         finally:
             await pieces.aclose()  # ends the request in the engine when the client has gone
             self._leave_if_dead()
+
+    def _interval_s(self) -> float:
+        return interval_s(self.streams, self.options.stream_interval_s, self.options.stream_messages_per_s)
 
     def _fill(self, request: dict[str, Any], embeddings: tuple[EncodedMedia, ...]) -> dict[str, Any]:
         if not embeddings:

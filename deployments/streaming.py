@@ -1,16 +1,16 @@
 """Joins the pieces of a stream that come faster than a hop between processes is worth."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 
 
-async def joined(pieces: AsyncIterator[str], interval_s: float) -> AsyncGenerator[str, None]:
-    """Pass text on at once, but at most once per ``interval_s``; what came meanwhile goes together.
+async def joined(pieces: AsyncIterator[str], interval_s: Callable[[], float]) -> AsyncGenerator[str, None]:
+    """Pass text on at once, but at most once per ``interval_s()``; what came meanwhile goes together.
 
     The text is the same, only the number of messages is smaller: a stream slower than the interval is
     passed on piece by piece, and the first piece never waits. 0 turns joining off.
     """
-    if interval_s <= 0:
+    if interval_s() <= 0:
         async for piece in pieces:
             yield piece
         return
@@ -36,7 +36,7 @@ async def joined(pieces: AsyncIterator[str], interval_s: float) -> AsyncGenerato
                 text, buffer[:] = "".join(buffer), []
                 yield text
                 if not reader.done():
-                    await asyncio.sleep(max(0.0, sent_s + interval_s - loop.time()))
+                    await asyncio.sleep(max(0.0, sent_s + interval_s() - loop.time()))
         await reader  # raises what the stream raised, after all that came before it
     finally:
         reader.cancel()

@@ -53,12 +53,21 @@ def scrape(server: Server) -> Samples:
 
 
 def scraped_until(server: Server, enough: Callable[[Samples], Any], within_s: float = 45) -> Samples:
-    """Scrape until it has enough, for replicas report to the agents every few seconds."""
+    """Scrape until it has enough, for replicas report to the agents every few seconds.
+
+    A target may not listen yet, or its port be another program's for a moment: that is tried again too.
+    """
     until = time.monotonic() + within_s
-    while not enough(samples := scrape(server)):
+    samples: Samples = {}
+    while True:
+        try:
+            if enough(samples := scrape(server)):
+                return samples
+        except httpx.TransportError:
+            if time.monotonic() > until:
+                raise
         assert time.monotonic() < until, sorted(name for name in samples if "graphserve" in name)
         time.sleep(0.5)
-    return samples
 
 
 def total(samples: Samples, name: str, **labels: str) -> float:

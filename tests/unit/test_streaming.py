@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from deployments.streaming import joined
+from policies.streaming import interval_s
 
 
 async def stream(
@@ -21,34 +22,34 @@ async def stream(
 PIECES = [f"piece {n};" for n in range(50)]
 
 
-@pytest.mark.parametrize("interval_s", [0.0, 0.001, 0.05])
-async def test_the_text_is_the_same(interval_s: float) -> None:
+@pytest.mark.parametrize("wait_s", [0.0, 0.001, 0.05])
+async def test_the_text_is_the_same(wait_s: float) -> None:
     """Whatever the interval, the joined pieces are the stream's text in order."""
-    assert "".join([text async for text in joined(stream(PIECES), interval_s)]) == "".join(PIECES)
+    assert "".join([text async for text in joined(stream(PIECES), lambda: wait_s)]) == "".join(PIECES)
 
 
 async def test_a_fast_stream_takes_few_messages() -> None:
     """Fifty pieces within one interval become two messages at most."""
-    messages = [text async for text in joined(stream(PIECES), 0.2)]
+    messages = [text async for text in joined(stream(PIECES), lambda: 0.2)]
     assert len(messages) <= 2
 
 
 async def test_a_slow_stream_is_passed_on_piece_by_piece() -> None:
     """Pieces further apart than the interval are not held back for company."""
-    messages = [text async for text in joined(stream(PIECES[:4], pause_s=0.03), 0.005)]
+    messages = [text async for text in joined(stream(PIECES[:4], pause_s=0.03), lambda: 0.005)]
     assert messages == PIECES[:4]
 
 
 async def test_the_first_piece_does_not_wait() -> None:
     """The time to the first token does not grow by the interval."""
-    texts = joined(stream(PIECES, pause_s=0.01), 5.0)
+    texts = joined(stream(PIECES, pause_s=0.01), lambda: 5.0)
     assert await asyncio.wait_for(anext(texts), 1) == PIECES[0]
     await texts.aclose()
 
 
 async def test_an_error_comes_after_what_came_before_it() -> None:
     """A stream that breaks gives its text first and its error then."""
-    texts = joined(stream(PIECES[:3], error=ValueError("broke")), 0.01)
+    texts = joined(stream(PIECES[:3], error=ValueError("broke")), lambda: 0.01)
     seen = ""
     while len(seen) < len("".join(PIECES[:3])):
         seen += await anext(texts)
@@ -70,8 +71,24 @@ async def test_closing_it_closes_the_stream() -> None:
             closed.set()
 
     source = endless()
-    texts = joined(source, 0.01)
+    texts = joined(source, lambda: 0.01)
     await anext(texts)
     await texts.aclose()
     await source.aclose()
     assert closed.is_set()
+
+
+def test_few_streams_wait_no_longer_than_the_least() -> None:
+    """As long as all together stay under the rate, each sends as often as it may."""
+    assert [interval_s(n, 0.02, 500) for n in (0, 1, 10)] == [0.02] * 3
+
+
+def test_many_streams_share_the_rate() -> None:
+    """However many they are, together they send no more messages a second than the rate."""
+    for streams in (11, 32, 256):
+        assert streams / interval_s(streams, 0.02, 500) == pytest.approx(500)
+
+
+def test_nothing_waits_where_joining_is_off() -> None:
+    """0 stays 0 with any number of streams."""
+    assert interval_s(1000, 0.0, 500) == 0.0
