@@ -6,7 +6,7 @@ CONFIG ?= # default: serve_config.yaml, on the GPU stack configs/toy-gpu.yaml
 VENV ?= .venv
 PY := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
-SOURCES := app deployments policies $(wildcard tiny_models toy_model)
+SOURCES := app deployments policies $(wildcard tiny_models toy_model training)
 export VENV STACK PYTHON
 
 .PHONY: help setup serve test test-full test-gpu check bench bench-graphs bench-cpu lock clean

@@ -6,15 +6,24 @@ import json
 import subprocess
 import sys
 import wave
+from collections.abc import Iterable
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageDraw
+from safetensors.torch import load_file
 
+from tests import media
 from toy_model import write
+from training.batches import Batch, Collector
+from training.fit import Learner
+from training.tasks import KINDS, Task, Tasks
+from training.voices import SENTENCES, Spoken
 
 # The engine takes half a minute on two idle cores, and several on busy ones.
 pytestmark = pytest.mark.timeout(900)
@@ -53,12 +62,16 @@ def drawn(kind: str, colour: str, size: tuple[int, int] = (120, 100)) -> dict[st
 
 
 def sound(samples: np.ndarray) -> dict[str, Any]:
+    return wav((samples * 32767).astype("<i2"))
+
+
+def wav(samples: np.ndarray) -> dict[str, Any]:
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(RATE)
-        file.writeframes((samples * 32767).astype("<i2").tobytes())
+        file.writeframes(samples.tobytes())
     data = base64.b64encode(buffer.getvalue()).decode()
     return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
 
@@ -97,22 +110,68 @@ def conversations() -> dict[str, list[dict[str, Any]]]:
     return cases
 
 
+@cache
+def training_tasks() -> list[Task]:
+    """One of every kind that training asks, media before the question, as the engine puts them."""
+    words = [
+        Spoken(_speech(seconds), said, "", 0, 0) for seconds in (0.6, 1.3) for said in ("one", SENTENCES[0])
+    ]
+    tasks, rng = Tasks(words, held_out=True), np.random.default_rng(3)
+    sizes = {"shapes": (2, 6), "both": (2, 4)}
+    made = [tasks.make(kind, rng, sizes.get(kind, (1, 1))) for kind in KINDS if kind != "long_sound"]
+    for task in made:
+        task.parts.sort(key=lambda part: isinstance(part, str))
+    return made
+
+
+def _speech(seconds: float) -> np.ndarray:
+    return np.asarray(np.round(media.speech(seconds) * 32767), dtype=np.int16)
+
+
+def _content(task: Task) -> list[dict[str, Any]]:
+    """A task's message; samples are rounded to 16 bits as training rounds them."""
+    return [
+        text(part)
+        if isinstance(part, str)
+        else picture(part)
+        if isinstance(part, Image.Image)
+        else wav(np.round(part * 32767).astype("<i2"))
+        for part in task.parts
+    ]
+
+
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write.ensure(tmp_path_factory.mktemp("toy") / "checkpoint")
+
+
+@pytest.fixture(scope="module")
+def said(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The answers to the cases, then those to training's tasks."""
     place = tmp_path_factory.mktemp("undivided")
-    cases = conversations()
+
+    def messages(contents: Iterable[Any]) -> list[Any]:
+        return [[{"role": "user", "content": content}] for content in contents]
+
     request = {
-        "folder": str(write.ensure(place / "checkpoint")),
+        "folder": str(folder),
         "dtype": "float32",
         "max_tokens": MAX_TOKENS,
-        "conversations": [[{"role": "user", "content": content}] for content in cases.values()],
+        "conversations": messages(conversations().values()),
+        # Sounds that the engine encodes together see a little of each other's padding.
+        "alone": messages(map(_content, training_tasks())),
     }
     (place / "requests.json").write_text(json.dumps(request))
     script = Path(__file__).parent / "undivided.py"
     command = [sys.executable, str(script), str(place / "requests.json"), str(place / "answers.json")]
     run = subprocess.run(command, check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
-    return dict(zip(cases, json.loads((place / "answers.json").read_text()), strict=True))
+    return list(json.loads((place / "answers.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def answers(said: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return dict(zip(conversations(), said, strict=False))
 
 
 def test_no_answer_is_empty(answers: dict[str, dict[str, Any]]) -> None:
@@ -148,3 +207,25 @@ def test_the_best_token_stands_clear_of_the_second(answers: dict[str, dict[str, 
     margins = np.array([margin for a in answers.values() for margin in a["margins"]])
     assert margins.min() > LEAST_MARGIN
     assert (margins > CLEAR_MARGIN).mean() > 0.95
+
+
+def _with_answer(task: Task, ids: list[int]) -> Batch:
+    """The task's batch with these tokens as its answer."""
+    collector = Collector()
+    batch = collector.collect([task])
+    prompt = collector.prompts.encode(collector.prompts.prompt(task))
+    batch.ids = torch.tensor([[*prompt, *ids]])
+    batch.labels = torch.tensor([[*[-100] * (len(prompt) - 1), *ids, -100]])
+    return batch
+
+
+def test_trainings_model_answers_what_the_engine_does(folder: Path, said: list[dict[str, Any]]) -> None:
+    """With the same weights, training's model gives each task the engine's tokens, by nearly its margins."""
+    learner = Learner(torch.device("cpu"), 0)
+    learner.model.load_state_dict(load_file(folder / "model.safetensors"))
+    for task, expected in zip(training_tasks(), said[len(conversations()) :], strict=True):
+        with torch.no_grad():
+            logits, labels, _, _ = learner.forward(_with_answer(task, expected["ids"]))
+        assert torch.equal(logits.argmax(1), labels), task.kind
+        best = logits.topk(2, dim=1).values
+        assert (best[:, 0] - best[:, 1]).numpy() == pytest.approx(expected["margins"], abs=5e-3), task.kind

@@ -1,7 +1,8 @@
 """Answers of vLLM's own undivided run, from a process of its own: python undivided.py REQUESTS ANSWERS.
 
-REQUESTS is a JSON file with `folder`, `dtype`, `max_tokens` and `conversations` (lists of messages);
-ANSWERS receives, for each, `ids`, `text`, `margins` (between the two best tokens of each step) and `finish`.
+REQUESTS is a JSON file with `folder`, `dtype`, `max_tokens`, `conversations` (lists of messages, asked in one
+batch) and `alone` (more of them, asked one after another). ANSWERS receives for each `ids`, `text`, `margins`
+(between the two best tokens of each step) and `finish`.
 """
 
 import json
@@ -18,8 +19,10 @@ ENVIRONMENT = {
 }
 
 
-def answer(folder: str, dtype: str, max_tokens: int, conversations: list[Any]) -> list[dict[str, Any]]:
-    """Greedy answers, all conversations in one batch."""
+def answer(
+    folder: str, dtype: str, max_tokens: int, conversations: list[Any], alone: list[Any]
+) -> list[dict[str, Any]]:
+    """Greedy answers to all of them, in order."""
     from vllm import LLM, SamplingParams
 
     engine = LLM(
@@ -33,6 +36,7 @@ def answer(folder: str, dtype: str, max_tokens: int, conversations: list[Any]) -
     )
     params = SamplingParams(temperature=0, max_tokens=max_tokens, logprobs=2)
     outputs = engine.chat(conversations, params, use_tqdm=False)
+    outputs += [engine.chat([one], params, use_tqdm=False)[0] for one in alone]
     return [_summary(output.outputs[0]) for output in outputs]
 
 

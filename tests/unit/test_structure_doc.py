@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("app", "deployments", "policies", "tiny_models", "toy_model", "benchmarks", "examples")
+FOLDERS = ("app", "deployments", "policies", "tiny_models", "toy_model", "training", "benchmarks", "examples")
 DOCUMENT = "docs/structure.md"
 
 pytestmark = pytest.mark.rule

@@ -15,9 +15,20 @@ LAYERS = {
     "deployments": {"deployments", "policies"},
     "tiny_models": {"tiny_models", "toy_model"},
     "toy_model": {"toy_model"},
+    "training": {"training", "toy_model"},
     "policies": {"policies"},
 }
-OURS = {"app", "deployments", "policies", "tiny_models", "toy_model", "tests", "benchmarks", "examples"}
+OURS = {
+    "app",
+    "deployments",
+    "policies",
+    "tiny_models",
+    "toy_model",
+    "training",
+    "tests",
+    "benchmarks",
+    "examples",
+}
 PYTORCH_CPU_INDEX = "download.pytorch.org"
 
 pytestmark = pytest.mark.rule

@@ -1,0 +1,283 @@
+"""The training program: what it makes is true, seeded, and what the checkpoint's own code makes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoProcessor
+
+from toy_model import configs, write
+from training import digits, evaluate, fit, mel, scenes, sounds, voices
+from training.batches import LONG, SHORT, Batch, Collector, TaskBatches, as_patches
+from training.export import write_weights
+from training.model import ToyModel
+from training.tasks import KINDS, MARKS, Task, Tasks
+
+
+def clips() -> list[voices.Spoken]:
+    """Stand-ins for speech: noise of half a second for every word and sentence."""
+    rng = np.random.default_rng(0)
+    said = [*voices.WORDS, *voices.SENTENCES]
+    return [
+        voices.Spoken(rng.integers(-9000, 9000, 8000).astype(np.int16), one, "en", 150, 50) for one in said
+    ]
+
+
+@pytest.fixture(scope="module")
+def processor(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = write.ensure(tmp_path_factory.mktemp("toy") / "checkpoint")
+    return AutoProcessor.from_pretrained(folder, trust_remote_code=True)
+
+
+# What is true of the data
+
+
+def test_a_scene_is_where_its_sentence_says() -> None:
+    """One shape's centre lies in the ninth that is named; of two, the first is left of or above the other."""
+    rng = np.random.default_rng(1)
+    for _ in range(300):
+        size = scenes.random_size(rng, (1, 9))
+        one = scenes.random_scene(rng, size, 1)
+        x, y = (at / length for at, length in zip(one.things[0].centre, size, strict=True))
+        assert one.sentence.endswith(scenes.PLACES[int(y * 3) * 3 + int(x * 3)])
+        two = scenes.random_scene(rng, size, 2)
+        first, second = (thing.centre for thing in two.things)
+        axis = 0 if " left of " in two.sentence else 1
+        assert second[axis] - first[axis] > 2 * abs(second[1 - axis] - first[1 - axis])
+
+
+def test_a_drawn_shape_has_its_colour_and_nothing_else_is_drawn() -> None:
+    """At a shape's middle lies its colour (a ring's is the paper), at the corners lies the paper."""
+    rng = np.random.default_rng(2)
+    for _ in range(100):
+        scene = scenes.random_scene(rng, scenes.random_size(rng, (1, 4)), 1)
+        image, (thing,) = scenes.draw(scene, rng), scene.things
+        pixels = np.asarray(image).astype(int)
+        x, y = (int(value) for value in thing.centre)
+        inside = scene.paper if thing.shape == "ring" else scenes.COLOURS[thing.colour]
+        assert np.abs(pixels[y, x] - inside).max() <= 14
+        ink = np.abs(pixels - np.array(scenes.COLOURS[thing.colour])).sum(-1) < 60
+        rows, columns = np.nonzero(ink)
+        assert abs(rows - y).max() <= thing.half * 1.3 + 2
+        assert abs(columns - x).max() <= thing.half * 1.3 + 2
+
+
+def test_the_slices_are_as_many_as_asked_for() -> None:
+    """Pictures for one slice are not cut; those for several are, into nine at the most."""
+    rng, cut = np.random.default_rng(3), Collector().prompts.pictures
+    for _ in range(100):
+        one, many = scenes.random_size(rng, (1, 1)), scenes.random_size(rng, (2, 9))
+        assert cut.get_slice_image_placeholder(one, 0).count("<unk>") == configs.QUERIES
+        assert cut.get_slice_image_placeholder(many, 0).count("<unk>") in range(
+            3 * configs.QUERIES, 11 * configs.QUERIES
+        )
+
+
+def test_digits_are_split_and_named() -> None:
+    """1,797 digits of ten kinds, no picture on both sides."""
+    assert digits.count(held_out=True) + digits.count(held_out=False) == 1797
+    for held_out in (True, False):
+        names = {digits.digit(n, held_out=held_out)[1] for n in range(digits.count(held_out=held_out))}
+        assert names == set(digits.NAMES)
+
+
+def test_held_out_voices_and_speeds_are_no_training_ones() -> None:
+    """No held-out variant or speed is one of training's."""
+    assert not set(voices.VARIANTS) & set(voices.HELD_OUT_VARIANTS)
+    assert not set(voices.SPEEDS) & set(voices.HELD_OUT_SPEEDS)
+    assert voices.HELD_OUT_ACCENT not in voices.ACCENTS
+
+
+def test_clips_come_back_as_saved(tmp_path: Path) -> None:
+    """Samples and names survive the file."""
+    voices.save(tmp_path / "clips.npz", clips())
+    back = voices.load(tmp_path / "clips.npz")
+    assert [clip.said for clip in back] == [clip.said for clip in clips()]
+    assert all(np.array_equal(a.samples, b.samples) for a, b in zip(back, clips(), strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_an_answer_of_its_media(kind: str) -> None:
+    """An answer is a sentence, and what is marked of a picture or sound stands in it."""
+    tasks = Tasks(clips(), held_out=True)
+    rng = np.random.default_rng(4)
+    for number in range(40):
+        task = tasks.make(kind, rng, ((1, 1), (2, 4))[number % 2])
+        assert task.answer[0].isupper()
+        assert task.answer.endswith(".")
+        if kind in ("shapes", "digit", "word"):
+            marked = [MARKS[name][value] for name, value in task.marks.items() if name != "picture"]
+            assert all(value in task.answer for value in marked)
+            assert marked
+
+
+def test_a_step_has_the_same_batches_every_time() -> None:
+    """The same seed and step give equal tensors, another step others."""
+    one, two = (TaskBatches(clips(), 7, 3, (6, 2)) for _ in range(2))
+
+    def differs(a: Batch, b: Batch) -> bool:
+        return a.ids.shape != b.ids.shape or not torch.equal(a.ids, b.ids)
+
+    for a, b in zip(one[1], two[1], strict=True):
+        assert not differs(a, b)
+        assert torch.equal(a.patches, b.patches)
+        assert torch.equal(a.sounds, b.sounds)
+    assert differs(one[0][0], one[1][0])
+    assert [sum(shares.values()) for shares in (SHORT, LONG)] == pytest.approx([1, 1])
+
+
+# The same input as the checkpoint's own code makes
+
+
+CASES: dict[str, Callable[[np.random.Generator], Task]] = {
+    "picture": lambda rng: Tasks(clips(), held_out=True).make("shapes", rng, (1, 1)),
+    "slices": lambda rng: Tasks(clips(), held_out=True).make("digit", rng, (3, 6)),
+    "word": lambda rng: Tasks(clips(), held_out=True).make("word", rng),
+    "both": lambda rng: Tasks(clips(), held_out=True).make("both", rng, (2, 4)),
+    "text": lambda rng: Tasks(clips(), held_out=True).make("text", rng),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_prompts_and_media_are_the_processors(processor: Any, case: str) -> None:
+    """Tokens, patches, grids and mel features equal what the checkpoint's processor makes of the message."""
+    for seed in range(4):
+        task = CASES[case](np.random.default_rng(seed))
+        task.system, task.earlier = "Be kind.", [("Hello", "Hi.")]
+        batch = Collector().collect([task])
+        theirs = _by_the_processor(processor, task)
+        prompt = list(theirs["input_ids"][0])
+        assert batch.ids[0, : len(prompt)].tolist() == prompt
+        assert (batch.labels[0, : len(prompt) - 1] == -100).all()
+        _check_pictures(batch, theirs)
+        _check_sounds(batch, theirs)
+
+
+def _by_the_processor(processor: Any, task: Task) -> Any:
+    marks = [
+        part
+        if isinstance(part, str)
+        else "(<image>./</image>)"
+        if isinstance(part, Image.Image)
+        else "(<audio>./</audio>)"
+        for part in task.parts
+    ]
+    turns = [{"role": "system", "content": task.system}]
+    for question, answer in task.earlier:
+        turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    turns.append({"role": "user", "content": "\n".join(marks)})
+    text = processor.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    images = [part for part in task.parts if isinstance(part, Image.Image)]
+    heard = [part for part in task.parts if isinstance(part, np.ndarray)]
+    return processor(text, images=[images] if images else None, audios=[heard] if heard else None)
+
+
+def _check_pictures(batch: Batch, theirs: Any) -> None:
+    strips = theirs["pixel_values"][0] if len(batch.patches) else []
+    assert len(strips) == len(batch.patches)
+    for ours, grid, strip in zip(batch.patches, batch.grids, strips, strict=True):
+        count = int(grid.prod())
+        expected = (
+            strip.reshape(3, configs.PATCH, count, configs.PATCH).permute(2, 0, 1, 3).reshape(count, -1)
+        )
+        assert torch.allclose(ours[:count] / 127.5 - 1, expected.float(), atol=1e-5)
+
+
+def _check_sounds(batch: Batch, theirs: Any) -> None:
+    if not len(batch.sounds):
+        return
+    frames = int(mel.frames_of(batch.samples)[0])
+    assert theirs["audio_feature_lens"][0].tolist() == [frames]
+    ours = mel.features(batch.sounds.float() / 32768)[0, :, :frames]
+    # The client's samples are rounded to 16 bits here.
+    assert (ours - theirs["audio_features"][0][:, :frames]).abs().mean() < 2e-3
+
+
+def test_patches_are_read_row_by_row() -> None:
+    """A patch is a colour plane after another, each row by row."""
+    pixels = np.arange(2 * 14 * 3 * 14 * 3).reshape(28, 42, 3)
+    patches = as_patches(pixels)
+    assert np.array_equal(patches[4], pixels[14:28, 14:28].transpose(2, 0, 1).reshape(-1))
+
+
+# The model
+
+
+def test_the_model_holds_the_checkpoints_tensors(tmp_path: Path) -> None:
+    """Names and shapes are the checkpoint's, and a written file reads back as the rounded model."""
+    model = ToyModel()
+    model.start(0)
+    theirs = load_file(write.ensure(tmp_path / "checkpoint") / "model.safetensors")
+    assert {k: v.shape for k, v in model.state_dict().items()} == {k: v.shape for k, v in theirs.items()}
+    first, second = (write_weights(model, tmp_path / "model.safetensors") for _ in range(2))
+    assert first == second
+    back = load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(back[k].float(), v) for k, v in model.state_dict().items())
+
+
+def test_padding_changes_no_answer() -> None:
+    """A task's logits are the same alone and beside others whose media are larger."""
+    learner = fit.Learner(torch.device("cpu"), 0)
+    tasks, rng = Tasks(clips(), held_out=True), np.random.default_rng(5)
+    made = [tasks.make("both", rng, (1, 1)), tasks.make("shapes", rng, (3, 5)), tasks.make("long_sound", rng)]
+    with torch.no_grad():
+        together = learner.forward(Collector().collect(made))[0]
+        alone = [learner.forward(Collector().collect([task]))[0] for task in made]
+    assert torch.allclose(together, torch.cat(alone), atol=2e-3)
+
+
+def test_training_learns(tmp_path: Path) -> None:
+    """After eight small steps the answers cost far less than before."""
+    options = fit.Options(
+        seed=1, steps=8, short_batch=8, long_batch=0, rate=4e-3, workers=0, report_every=100, uses=2, kept=2
+    )
+    batch = TaskBatches(clips(), 99, 1, (16, 0))[0][0]
+
+    def cost(model: ToyModel) -> float:
+        learner = fit.Learner(torch.device("cpu"), options.seed)
+        learner.model = model
+        with torch.no_grad():
+            return float(learner.loss(batch, 0.0)[1]["answer"])
+
+    before = cost(fit.Learner(torch.device("cpu"), options.seed).model)
+    assert cost(fit.train(clips(), options, torch.device("cpu"), tmp_path)) < before - 1.5
+
+
+def test_clips_keep_their_word_audible() -> None:
+    """Silence stands before and after a word, and noise stays below it."""
+    rng = np.random.default_rng(6)
+    for clip in clips()[:20]:
+        sound = sounds.clip(clip.samples, rng)
+        assert len(sound) > len(clip.samples)
+        assert 0.1 < np.abs(sound).max() <= 1.0001
+
+
+# What is measured through a server
+
+
+def test_an_answer_counts_by_its_words() -> None:
+    """Exact answers are counted, and the word that was read stands in the table of confusions."""
+    tasks = evaluate.held_out_tasks(clips(), "word", 6, seed=1)
+    given = [task.answer for task in tasks]
+    given[0], given[1] = "The word is off.", "I hear no word that I know."
+    truth = [task.marks["word"] for task in tasks]
+    assert voices.WORDS[truth[0]] != "off"
+    result = evaluate.measure(lambda _: given, {"word": tasks})["word"]
+    assert (result["right"], result["asked"]) == (4, 6)
+    assert result["confusion"][voices.WORDS[truth[0]]]["off"] == 1
+    assert result["confusion"][voices.WORDS[truth[1]]]["-"] == 1
+    assert len(result["wrong"]) == 2
+
+
+@pytest.mark.parametrize("kind", evaluate.TARGETS)
+def test_questions_are_the_same_every_time(kind: str) -> None:
+    """A seed gives the same questions as parts that a client sends."""
+    one, two = (evaluate.held_out_tasks(clips(), kind, 3, seed=1) for _ in range(2))
+    assert [list(map(evaluate.part_of_message, task.parts)) for task in one] == [
+        list(map(evaluate.part_of_message, task.parts)) for task in two
+    ]

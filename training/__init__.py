@@ -1,0 +1,1 @@
+"""How the embedded default model was trained: `python -m training`. Nothing that serves imports this."""
