@@ -65,6 +65,7 @@ class Batcher:
         self.media_keys: collections.Counter[str] = collections.Counter()
         self.media_hits: collections.Counter[str] = collections.Counter()
         self.captured_media: dict[str, None] = dict.fromkeys(engine.warmed)
+        self.ineligible: dict[str, None] = {}  # shapes that no graph is for, whatever the batch
         self._wake = asyncio.Event()
 
     def submit(self, inputs: EncoderInputs, request_id: str = "") -> "asyncio.Future[Done]":
@@ -102,12 +103,12 @@ class Batcher:
                 await _wait(self._wake, step.seconds)
 
     def _sizes(self, key: str) -> Mapping[str, Sequence[int]]:
-        """Sizes to prefer: a shape without a graph runs at a size that may get one, as long as one may.
+        """Sizes to prefer: a shape without a graph runs at a size that may get one, as long as it may.
 
         Once captured it runs in whatever batch has formed: alone it is replayed, and in a queue a batch
         moves more than replays one by one (docs/numbers.md).
         """
-        if key in self.captured_media or not self.free_slots:
+        if key in self.captured_media or key in self.ineligible or not self.free_slots:
             return {}
         return {key: self.graph_sizes}
 
@@ -144,6 +145,10 @@ class Batcher:
         encode_s = time.monotonic() - begun
         self.count(batch[0].inputs.shape_key, len(batch), hit)
         why = miss_reason(before, self.engine.stats())
+        if why == "ineligible" and len(batch) in self.graph_sizes:  # not even at a size that graphs are for
+            self.ineligible[batch[0].inputs.shape_key] = None
+            while len(self.ineligible) > COUNTED_KEYS:
+                self.ineligible.pop(next(iter(self.ineligible)))
         for job, tensor in zip(batch, tensors, strict=True):
             if not job.done.done():
                 job.done.set_result(Done(tensor, hit, len(batch), begun - job.queued_at_s, encode_s, why))

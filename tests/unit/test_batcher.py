@@ -78,6 +78,19 @@ async def test_a_shape_that_may_get_a_graph_runs_alone_until_it_has_it() -> None
     assert list(batcher.captured_media) == ["a"]
 
 
+async def test_a_shape_that_no_graph_is_for_runs_in_batches() -> None:
+    """After one lone run that no graph is for, as of a picture of many slices, batches form again."""
+
+    class NoGraphs(Engine):
+        def stats(self) -> GraphStats:
+            return GraphStats(0, len(self.batches), ineligible_misses=len(self.batches))
+
+    engine = NoGraphs()
+    batcher = await run(engine, ["a"] * 6, graph_sizes=(1,), max_graphs=2)
+    assert engine.batches == [["a"], ["a"] * 5]
+    assert list(batcher.ineligible) == ["a"]
+
+
 async def test_without_a_free_slot_no_shape_runs_alone() -> None:
     """When no graph can be captured any more, batches are as large as the queue gives."""
     engine = Engine()
