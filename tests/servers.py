@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,16 @@ def client(server: "Server") -> OpenAI:
     if server.client is None:
         server.client = OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=120)
     return server.client
+
+
+def wait_for(condition: Callable[[], Any], within_s: float = 60) -> bool:
+    """Whether a condition came true in time."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def ray_workers(server: Server) -> list[psutil.Process]:

@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.cluster.test_http import wait_for
-from tests.servers import starting_app
+from tests.servers import starting_app, wait_for
 
 
 def test_a_wrong_number_of_gpus_is_refused_at_build(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests import media
 from tests.asking import text, user
-from tests.servers import Server, running_app
+from tests.servers import Server, running_app, wait_for
 
 KEY, TOKEN = "key-9f2b7c4d1e", "token-5a8e3d6f0b"
 CHAT = "/v1/chat/completions"
@@ -82,15 +82,6 @@ def raw_request(server: Server, body: dict[str, Any], **headers: str) -> socket.
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
     connection.sendall(f"POST {CHAT} HTTP/1.1\r\n{head}\r\n".encode() + data)
     return connection
-
-
-def wait_for(condition: Any, within_s: float = 30) -> bool:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def unfinished(server: Server) -> int:

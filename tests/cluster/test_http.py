@@ -11,7 +11,7 @@ import pytest
 from tests import media
 from tests.asking import MODEL, ask, check_written_is_text, text, user
 from tests.cases import picture
-from tests.servers import Server, client
+from tests.servers import Server, client, wait_for
 
 
 def post(server: Server, body: Any) -> httpx.Response:
@@ -30,16 +30,6 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
     assert set(body["error"]) == {"message", "type", "param", "code"}
     assert "Traceback" not in body["error"]["message"]
     return dict(body["error"])
-
-
-def wait_for(condition: Any, within_s: float = 60) -> bool:
-    """Whether a condition came true in time."""
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def settled_report(server: Server) -> dict[str, Any]:

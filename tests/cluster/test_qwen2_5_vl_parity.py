@@ -13,8 +13,8 @@ import pytest
 from tests import media
 from tests.asking import MODEL, ask, ask_crowd, ask_streamed, check_written_is_text, text, user
 from tests.cases import photo, picture, turns
-from tests.cluster.test_http import settled_report, wait_for
-from tests.servers import Server, client, running_app, running_undivided
+from tests.cluster.test_http import settled_report
+from tests.servers import Server, client, running_app, running_undivided, wait_for
 from tiny_models import folders
 
 pytestmark = pytest.mark.full
