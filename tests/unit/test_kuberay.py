@@ -10,6 +10,7 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from app.config import AppConfig
+from app.serve import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
 MANIFEST = yaml.safe_load((ROOT / "deploy" / "kuberay.yaml").read_text(encoding="utf-8"))
@@ -46,6 +47,14 @@ def test_every_gpu_deployment_has_a_group_of_its_own_with_room_for_it() -> None:
         (container,) = groups[label]["template"]["spec"]["containers"]
         gpus = groups[label]["replicas"] * int(container["resources"]["limits"]["nvidia.com/gpu"])
         assert gpus == entry["num_replicas"] * entry["ray_actor_options"]["num_gpus"]
+
+
+def test_every_node_starts_in_the_environment_of_make_serve() -> None:
+    """Each node has a proxy of Serve's, and each of them the guard, which comes by the environment."""
+    cluster = MANIFEST["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        assert {entry["name"]: entry["value"] for entry in container["env"]} == ENVIRONMENT
 
 
 def strict(schema: Any) -> Any:
