@@ -51,16 +51,16 @@ def make_preprocessor(family: MiniCPMO, encoder: str, vllm_config: Any) -> Prepr
     own = checkpoint.processor.processor.info.get_hf_processor()
     why = why_not_fast(family, encoder, own)
     if why is None:
-        fast: Preprocessor = (
-            FastPictures(family, own.image_processor, checkpoint)
-            if encoder == "vision"
-            else FastClips(family, own.feature_extractor)
-        )
         rounding = _rounding(vllm_config.model_config.dtype)
         try:
+            fast: Preprocessor = (
+                FastPictures(family, own.image_processor, checkpoint)
+                if encoder == "vision"
+                else FastClips(family, own.feature_extractor)
+            )
             why = _first_difference(_probes(family, encoder), fast, checkpoint, rounding)
         except Exception as error:  # what is tried here must not keep a replica from starting
-            why = f"a probe failed: {error!r}"
+            why = f"it failed when tried: {error!r}"
         if why is None:
             return fast
     checkpoint.why = why

@@ -282,16 +282,19 @@ def test_a_difference_at_start_keeps_the_checkpoints_processor(
     assert made.why.endswith(" in array pixel_values")
 
 
-def test_a_failing_probe_keeps_the_checkpoints_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica starts, and says why, also where the compiled code does not run."""
+@pytest.mark.parametrize("method", ["__init__", "__call__"])
+def test_a_failing_probe_keeps_the_checkpoints_processor(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """A replica starts, and says why, also where the fast way cannot be compiled, kept or run."""
 
-    def broken(self: FastPictures, medium: Any) -> EncoderInputs:
+    def broken(*_: Any) -> None:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(FastPictures, "__call__", broken)
+    monkeypatch.setattr(FastPictures, method, broken)
     family: Any = load_family(str(ensure()))
     made: Any = make_preprocessor(family, "vision", config_of(str(ensure()), "vision"))
     assert (made.preprocessing, made.why) == (
         "checkpoint",
-        "a probe failed: RuntimeError('no such instruction')",
+        "it failed when tried: RuntimeError('no such instruction')",
     )
