@@ -150,7 +150,10 @@ class ChatFront:
     ) -> Answer:
         """Encode what must be, and start the decoder on it; again, as long as nothing was streamed."""
 
+        deaths = 0
+
         async def once(avoid: frozenset[str]) -> Answer:
+            nonlocal deaths
             encoded = await _all(
                 self._encoded(encoder, item, part.param, deadline_s)
                 for part, (encoder, item) in zip(media, items, strict=True)
@@ -170,7 +173,10 @@ class ChatFront:
                 call.cancel()
                 raise
             except Exception as error:
-                if classify(error)[0] is not ErrorKind.FULL:  # an embedding that was lost is made again
+                kind = classify(error)[0]
+                deaths += kind is ErrorKind.DIED
+                # A decoder that dies takes no embedding along. What dies twice may be where one lay.
+                if kind is not ErrorKind.FULL and (kind is not ErrorKind.DIED or deaths > 1):
                     for (_, item), held in zip(items, encoded, strict=True):
                         self.cache.forget(item.uuid, held)
                 raise

@@ -213,6 +213,20 @@ async def test_a_full_decoder_is_429_and_the_embeddings_stay() -> None:
     assert len(s.vision.items) == 1
 
 
+async def test_a_decoder_that_died_takes_no_embedding_along() -> None:
+    """The next replica gets the embedding that is held; nothing is encoded anew."""
+    s = setting(decoder=([DIED],))
+    assert (await s.ask(picture())).status == 200
+    assert (len(s.vision.items), len(s.decoder.requests)) == (1, 2)
+
+
+async def test_an_embedding_is_made_again_where_the_dead_may_be_its_own_replica() -> None:
+    """A loss that shows as a dead actor heals too: at the second death the medium is encoded anew."""
+    s = setting(decoder=([DIED], [DIED]))
+    assert (await s.ask(picture())).status == 200
+    assert (len(s.vision.items), len(s.decoder.requests)) == (2, 3)
+
+
 # ---- deadlines ----
 
 
