@@ -1,6 +1,7 @@
 """Chat requests and their answers, in the form that parity is judged by."""
 
 import asyncio
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,12 @@ def user(*parts: dict[str, Any]) -> list[dict[str, Any]]:
 def text(words: str) -> dict[str, Any]:
     """A text part."""
     return {"type": "text", "text": words}
+
+
+def as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same messages for the undivided server, which reads control tokens unless they are broken."""
+    broken = json.dumps(messages, ensure_ascii=False).replace("<|", "<\u200b|")
+    return list(json.loads(broken))
 
 
 def _options(messages: list[dict[str, Any]], max_tokens: int) -> dict[str, Any]:
