@@ -26,7 +26,7 @@ from app.keys import Keys
 from app.media_fetch import FetchOptions, MediaFetcher
 from app.readiness import Readiness
 from app.request_id import RequestId
-from app.request_watch import RequestWatch, Watched
+from app.request_watch import GONE, RequestWatch, Watched
 from app.status_page.routes import router
 from deployments.families.base import Family
 from deployments.metrics import IngressMetrics
@@ -62,10 +62,6 @@ async def _broken(_: Request, error: Exception) -> JSONResponse:
 async def _gone(_: Request, __: Exception) -> Response:
     """Nobody reads this answer; that a client goes away is no fault."""
     return Response(status_code=499)
-
-
-GONE = (ClientDisconnect, ray.exceptions.TaskCancelledError)
-"""What reading from a client ends with when it has gone, by starlette and by Serve."""
 
 
 class EventStream(StreamingResponse):

@@ -4,6 +4,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+import ray.exceptions
 from starlette.requests import ClientDisconnect
 
 from app.http_errors import HttpError
@@ -12,6 +13,8 @@ from policies.traffic import Traffic, TrafficWindow
 
 logger = logging.getLogger("ray.serve")
 
+GONE = (ClientDisconnect, ray.exceptions.TaskCancelledError)
+"""What reading from a client ends with when it has gone, by starlette and by Serve."""
 CLIENT_GONE = 499
 """Counted as the status of a request whose client went away before it had its answer."""
 
@@ -27,7 +30,7 @@ class Watched:
 
     def failed(self, error: Exception) -> None:
         """It ends with this error instead of an answer."""
-        if not isinstance(error, ClientDisconnect):
+        if not isinstance(error, GONE):
             self.status = error.status if isinstance(error, HttpError) else 500
 
 
