@@ -11,7 +11,7 @@ from typing import Any
 
 from app.chat_parts import MediaPart, find_media, with_embeddings
 from app.embedding_cache import EmbeddingCache, Encoded
-from app.failures import classify
+from app.failures import classify, kind_of
 from app.http_errors import HttpError, error_event, from_client_error
 from app.media_fetch import MediaFetcher
 from app.plain_text import PlainText
@@ -173,7 +173,7 @@ class ChatFront:
                 call.cancel()
                 raise
             except Exception as error:
-                kind = classify(error)[0]
+                kind = kind_of(error)
                 deaths += kind is ErrorKind.DIED
                 # A decoder that dies takes no embedding along. What dies twice may be where one lay.
                 if kind is not ErrorKind.FULL and (kind is not ErrorKind.DIED or deaths > 1):

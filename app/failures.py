@@ -21,7 +21,20 @@ _PASSING = (ray.exceptions.RayError, ray.serve.exceptions.RayServeException, OSE
 
 
 def classify(error: BaseException) -> tuple[ErrorKind, BaseException]:
-    """The kind of a failure, and the error that was raised where it happened."""
+    """The kind of a failure, and the error that was raised where it happened; logs an unforeseen one."""
+    kind, shown = _judged(error)
+    if isinstance(shown, _Unforeseen):
+        # Its text is for the log: it can hold paths, addresses, other people's words.
+        logger.warning("an unforeseen error", exc_info=shown.cause)
+    return kind, shown
+
+
+def kind_of(error: BaseException) -> ErrorKind:
+    """The kind alone, for those who leave the telling to somebody else."""
+    return _judged(error)[0]
+
+
+def _judged(error: BaseException) -> tuple[ErrorKind, BaseException]:
     cause: BaseException = error
     while isinstance(cause, ray.exceptions.RayTaskError) and cause.cause is not None:
         cause = cause.cause
@@ -39,12 +52,18 @@ def classify(error: BaseException) -> tuple[ErrorKind, BaseException]:
         return ErrorKind.TRANSIENT, cause
     if isinstance(cause, ray.serve.exceptions.RayServeException) and "actor died" in str(cause):
         return ErrorKind.DIED, _Short("the replica died")
-    # Its text is for the log: it can hold paths, addresses, other people's words.
-    logger.warning("an unforeseen error", exc_info=cause)
     raised_by_us = isinstance(error, ray.exceptions.RayTaskError) and not isinstance(cause, _PASSING)
     kind = ErrorKind.FAULT if raised_by_us else ErrorKind.TRANSIENT
-    return kind, _Short(f"an inner fault ({type(cause).__name__}), see the server's log")
+    return kind, _Unforeseen(cause)
 
 
 class _Short(Exception):
     """A reason for the client's eyes: no stack trace, no addresses."""
+
+
+class _Unforeseen(_Short):
+    """Names the kind of an inner fault and no more."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"an inner fault ({type(cause).__name__}), see the server's log")
+        self.cause = cause

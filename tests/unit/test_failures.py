@@ -6,7 +6,7 @@ import pytest
 import ray.exceptions
 import ray.serve.exceptions
 
-from app.failures import classify
+from app.failures import classify, kind_of
 from deployments.errors import ClientError, GraphServeError, TerminalError, TerminalGraphError, TransientError
 from policies.retry import ErrorKind
 
@@ -32,6 +32,7 @@ def raised_remotely(error: Exception) -> BaseException:
 def test_kinds(error: Exception, kind: ErrorKind, wrap) -> None:  # type: ignore[no-untyped-def]
     """An error means the same whether it was raised here or in a replica."""
     assert classify(wrap(error))[0] is kind
+    assert kind_of(wrap(error)) is kind
 
 
 @pytest.mark.parametrize("error", [GraphServeError("odd"), ValueError("secret"), AttributeError("x.y")])
