@@ -7,12 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import ray.exceptions
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from ray import serve
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from app import openapi, request_id
@@ -26,7 +24,7 @@ from app.keys import Keys
 from app.media_fetch import FetchOptions, MediaFetcher
 from app.readiness import Readiness
 from app.request_id import RequestId
-from app.request_watch import GONE, RequestWatch, Watched
+from app.request_watch import CLIENT_GONE, GONE, RequestWatch, Watched
 from app.status_page.routes import router
 from deployments.families.base import Family
 from deployments.metrics import IngressMetrics
@@ -57,11 +55,13 @@ async def _broken(_: Request, error: Exception) -> JSONResponse:
     return HttpError(500, "internal error").response()
 
 
-@app.exception_handler(ClientDisconnect)
-@app.exception_handler(ray.exceptions.TaskCancelledError)
 async def _gone(_: Request, __: Exception) -> Response:
     """Nobody reads this answer; that a client goes away is no fault."""
-    return Response(status_code=499)
+    return Response(status_code=CLIENT_GONE)
+
+
+for gone in GONE:
+    app.add_exception_handler(gone, _gone)
 
 
 class EventStream(StreamingResponse):
