@@ -100,10 +100,11 @@ class Decoder:
 
     async def _start(self) -> None:
         check_gpus(self.options.engine_args, held_gpus())
-        if self.options.engine_args.get("distributed_executor_backend") == "ray":
+        by_ray = self.options.engine_args.get("distributed_executor_backend") == "ray"
+        if by_ray:
             lead_engine_to_this_cluster()
         await self.engine.start()
-        if self.options.engine_args.get("distributed_executor_backend") != "ray":
+        if not by_ray:
             check_place("the decoder", assigned_gpus(), await self.engine.device_uuids())
         self.modules = await self.engine.loaded_modules()
         forbidden = {name for spec in self.family.encoders for name in spec.modules}

@@ -257,8 +257,7 @@ class EncoderShell:
                 logger.info("%s refused: %s %s", item.media_key, error, error.detail, extra=names)
                 yield error
                 return
-            mine.encoded(done.encode_s, done.batch_size)
-            self.work.finished(mine, self.pool.spent_s)
+            self.work.finished(mine, self.pool.spent_s, done.encode_s / done.batch_size)
             message = embedding_to_message(
                 done.tensor, uuid=item.uuid, encoder=self.encoder, metadata=inputs.metadata
             )

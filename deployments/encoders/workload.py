@@ -13,11 +13,6 @@ class ItemInHand:
     """One item; ``tokens`` is None until its preparation has shown how many it has."""
 
     tokens: int | None = None
-    encode_s: float | None = None  # its share of the batch it ran in, once it has
-
-    def encoded(self, encode_s: float, batch_size: int) -> None:
-        """Note the share of a batch's time that this item had."""
-        self.encode_s = encode_s / batch_size
 
 
 class Workload:
@@ -48,11 +43,15 @@ class Workload:
             if not self._items:
                 self.idle.set()
 
-    def finished(self, item: ItemInHand, prepare_s: float) -> None:
-        """Learn from an encoded item; ``prepare_s`` is all time the workers have spent since the start."""
+    def finished(self, item: ItemInHand, prepare_s: float, encode_s: float) -> None:
+        """Learn from an encoded item.
+
+        ``prepare_s`` is all time the workers have spent since the start, ``encode_s`` the item's share of the
+        batch it ran in.
+        """
         spent_s, self._prepare_s = prepare_s - self._prepare_s, prepare_s
-        if item.tokens and item.encode_s is not None:
-            self.pace = self.pace.after(item.tokens, spent_s, item.encode_s)
+        if item.tokens:
+            self.pace = self.pace.after(item.tokens, spent_s, encode_s)
 
     def stats(self) -> dict[str, float]:
         """What ``record_autoscaling_stats`` says: the work in hand in items, tokens and seconds."""
