@@ -66,9 +66,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
     parser.add_argument("--api-key", default="none", help="needed only where the server's api_keys is set")
     parser.add_argument("--model", help="default: the one that is served")
-    parser.add_argument("--picture", type=Path, default=HERE / "picture.jpg")
-    parser.add_argument("--sound", type=Path, default=HERE / "sound.wav")
-    parser.add_argument("--text", default="Describe the picture and repeat what was said.")
+    parser.add_argument("--picture", type=Path, default=HERE / "picture.png")
+    parser.add_argument("--sound", type=Path, default=HERE / "word.wav")
+    parser.add_argument("--text", default="What do you see and hear?")
     parser.add_argument("--max-tokens", type=int, default=48)
     return parser.parse_args()
 

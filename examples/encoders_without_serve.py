@@ -57,7 +57,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", help="a folder or hub name; default: the embedded toy model")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--picture", type=Path, default=HERE / "picture.jpg")
+    parser.add_argument("--picture", type=Path, default=HERE / "picture.png")
     return parser.parse_args()
 
 

@@ -17,6 +17,9 @@ from websockets.sync.client import ClientConnection, connect
 
 NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
+KEYS = {"Tab": (9, ""), "Enter": (13, "\r"), " ": (32, " ")}
+"""Code and text of the keys that a test presses."""
+
 
 def program() -> str | None:
     """The browser of this machine, if it has one."""
@@ -84,6 +87,17 @@ class Page:
         """Save the whole page as a PNG."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(shot["data"]))
+
+    def keep(self, name: str, folder: Path) -> None:
+        """A picture for people to look at, in the folder of ``GRAPHSERVE_SCREENSHOTS`` or in this one."""
+        self.picture(Path(os.environ.get("GRAPHSERVE_SCREENSHOTS", folder)) / f"{name}.png")
+
+    def press(self, key: str) -> None:
+        """One of the keys Tab, Enter and the space bar."""
+        code, text = KEYS[key]
+        names = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **names, **({"text": text} if text else {}))
+        self.call("Input.dispatchKeyEvent", type="keyUp", **names)
 
 
 @contextlib.contextmanager

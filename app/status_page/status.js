@@ -2,7 +2,7 @@
 const PERIOD_MS = 1000;
 const TIMEOUT_MS = 5000;
 const HISTORY = 180;
-const KEY = "graphserve-api-key";
+export const KEY = "graphserve-api-key";
 const STATES = {
   ready: ["\u25cf", "good"], RUNNING: ["\u25cf", "good"], starting: ["\u25cb", "warn"], STARTING: ["\u25cb", "warn"],
   warming: ["\u25d0", "warn"], UPDATING: ["\u25d0", "warn"], RECOVERING: ["\u25d0", "warn"],
@@ -13,7 +13,7 @@ const REASONS = {
   ineligible_misses: "not eligible", capacity_misses: "all slots taken", warmup_misses: "not seen often enough",
   memory_misses: "too little memory",
 };
-const $ = (id) => document.getElementById(id);
+export const $ = (id) => document.getElementById(id);
 const rates = [], latencies = [];
 let graphs = null, status = null, lastMs = null;
 
@@ -26,7 +26,7 @@ function make(tag, className = "", text = "") {
   return element;
 }
 
-function say(element, text, className) {
+export function say(element, text, className) {
   if (element.textContent !== text) element.textContent = text;
   if (className !== undefined && element.className !== className) element.className = className;
 }
@@ -48,7 +48,7 @@ function keep(parent, items, keyOf, create, update) {
   for (const gone of held.values()) gone.remove();
 }
 
-const seconds = (value) => value == null ? "\u2013" : value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`;
+export const seconds = (value) => value == null ? "\u2013" : value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`;
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const count = (value) => (value ?? 0).toLocaleString("en");
 const share = (hits, calls) => calls ? percent(hits / calls) : "\u2013";

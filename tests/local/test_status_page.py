@@ -3,164 +3,18 @@
 ``GRAPHSERVE_SCREENSHOTS`` names a folder to keep what the pages look like.
 """
 
-import contextlib
 import copy
-import os
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
 
-from app.status_page.routes import router
-from policies.recycling_history import RecyclingHistory
-from policies.stats import GraphStats, ReplicaReport
-from policies.totals import ClusterState, Totals, cluster_report, shape_rows
-from policies.traffic import Traffic, TrafficWindow
 from tests import browser
-from tests.servers import free_port
+from tests.status_server import DESK, PHONE, Said, serving
 
 pytestmark = pytest.mark.skipif(browser.program() is None, reason="no Chromium on this machine")
-
-PHONE, DESK = (390, 844), (1280, 900)
-
-
-def replica(number: int, encoder: str, state: str, **values: Any) -> ReplicaReport:
-    name = f"{encoder.title()}Encoder"
-    stats = GraphStats(
-        graph_hits=90 * number, graph_misses=10, warmup_misses=7, capacity_misses=3, num_graphs=2
-    )
-    return ReplicaReport(
-        **{
-            "replica_id": f"{encoder}{number}abcd", "start_id": f"s{encoder}{number}", "deployment": name,
-            "encoder": encoder, "device": f"cuda:{number}", "node_id": "n1", "state": state,
-            "graphs_enabled": True, "taken_at_s": time.time(), "stats": stats,
-            "captured_media": ("34x30", "30x34"),
-            "calls_by_media_key": (("34x30", 80 * number), ("30x34", 15), ("16x64", 5)),
-            "hits_by_media_key": (("34x30", 78 * number), ("30x34", 12)),
-            **values,
-        }
-    )  # fmt: skip
-
-
-def reports() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a busy server with one broken replica says at ``/v1/graphs`` and ``/v1/status``."""
-    now_s = time.time()
-    replicas = (
-        replica(1, "vision", "ready"),
-        replica(2, "vision", "failed", failure="RuntimeError: <b>capture</b> broke", graphs_enabled=False),
-        replica(1, "audio", "warming"),
-    )
-    totals = Totals.begin(now_s - 4000, {"vision": "calls", "audio": "calls"})
-    for report in replicas:
-        totals = totals.with_report(report, now_s)
-    history = RecyclingHistory().with_recycle(
-        "vision0abcd", "VisionEncoder", "failed for good: RuntimeError: <b>capture</b> broke", now_s - 90
-    )
-    graphs = cluster_report(ClusterState(totals, history), now_s)
-    window = TrafficWindow()
-    for n in range(120):
-        window.add(now_s, 200 if n % 20 else 429, 0.2 + n / 200, 0.05 + n / 1000)
-    names = {"Ingress": 2, "VisionEncoder": 2, "AudioEncoder": 1, "Decoder": 1, "GraphController": 1}
-    deployments = [
-        {
-            "name": name, "status": "HEALTHY", "wanted": count,
-            "replicas": [
-                {"replica_id": f"{name.removesuffix('Encoder').lower()}{n + 1}abcd", "state": "RUNNING"}
-                for n in range(count)
-            ],
-        }
-        for name, count in names.items()
-    ]  # fmt: skip
-    traffic: Traffic = window.traffic(now_s, in_hand=3)
-    status = {
-        "now": now_s,
-        "deployments": deployments,
-        "traffic": {"ingresses": 2, **traffic.summary()},
-        "shapes": {e: shape_rows(totals.shapes(e), {"34x30", "30x34"}) for e in ("vision", "audio")},
-    }
-    return graphs, status
-
-
-class Said:
-    """What the server behind the page says now; a test changes it."""
-
-    def __init__(self) -> None:
-        self.graphs, self.status = reports()
-        self.health: dict[str, Any] = {
-            "status": "degraded",
-            "parts": {"VisionEncoder": "unhealthy: 1 running"},
-        }
-        self.key: str | None = None
-        self.broken = False
-
-
-@contextlib.contextmanager
-def serving(said: Said) -> Iterator[str]:
-    """The real page beside the scripted reports."""
-    app = FastAPI()
-    app.include_router(router)
-
-    def answer(request: Request, body: Any) -> JSONResponse:
-        if said.broken:
-            return JSONResponse({"error": {}}, 503)
-        if said.key is not None and request.headers.get("authorization") != f"Bearer {said.key}":
-            return JSONResponse({"error": {}}, 401)
-        return JSONResponse(body)
-
-    @app.get("/v1/graphs")
-    def graphs(request: Request) -> JSONResponse:
-        return answer(request, said.graphs)
-
-    @app.get("/v1/status")
-    def status(request: Request) -> JSONResponse:
-        return answer(request, said.status)
-
-    @app.get("/health")
-    def health() -> JSONResponse:
-        return JSONResponse(said.health)
-
-    port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    until = time.monotonic() + 20
-    while not server.started:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{port}/"
-    server.should_exit = True
-    thread.join(10)
-
-
-@pytest.fixture
-def said() -> Said:
-    return Said()
-
-
-@pytest.fixture(scope="module")
-def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[browser.Page]:
-    with browser.browsing(tmp_path_factory.mktemp("profile")) as page:
-        yield page
-
-
-@pytest.fixture
-def page(said: Said, tab: browser.Page) -> Iterator[browser.Page]:
-    with serving(said) as url:
-        tab.url = url  # type: ignore[attr-defined]
-        yield tab
-        tab.call("Page.navigate", url="about:blank")  # or it would go on asking
-
-
-def keep(page: browser.Page, name: str, folder: Path) -> None:
-    """A picture for people to look at."""
-    page.picture(Path(os.environ.get("GRAPHSERVE_SCREENSHOTS", folder)) / f"{name}.png")
 
 
 READY = "document.querySelectorAll('#replicas .card').length === 3"
@@ -173,7 +27,7 @@ def test_the_page_shows_the_reports(page: Any, size: tuple[int, int], dark: bool
     page.show(page.url, width=size[0], height=size[1], dark=dark)
     page.wait(READY)
     time.sleep(1.2)  # a second look at the same reports, which must change nothing
-    keep(page, f"status-{'phone' if size == PHONE else 'desk'}-{'dark' if dark else 'light'}", tmp_path)
+    page.keep(f"status-{'phone' if size == PHONE else 'desk'}-{'dark' if dark else 'light'}", tmp_path)
     text = page.text()
     for said in (
         "degraded: VisionEncoder", "2.00", "Refused (4xx)", "VisionEncoder", "GraphController",
@@ -233,7 +87,7 @@ def test_a_missing_report_is_said_and_the_page_comes_back(page: Any, said: Said,
     page.call("Runtime.evaluate", expression="document.querySelector('#replicas details').open = true")
     said.broken = True
     page.wait("!document.querySelector('#notice').hidden")
-    keep(page, "status-missing", tmp_path)
+    page.keep("status-missing", tmp_path)
     assert "503" in page.text()
     assert "old" in page.text()
     assert page.value(READY)
@@ -266,7 +120,7 @@ def test_a_key_is_asked_for_and_kept_for_the_tab(page: Any, said: Said, tmp_path
     page.show(page.url, width=PHONE[0], height=PHONE[1])
     page.wait("!document.querySelector('#key').hidden")
     assert "Recent recycles" not in page.text(), "nothing is known yet, so nothing is said"
-    keep(page, "status-key", tmp_path)
+    page.keep("status-key", tmp_path)
     page.value("document.querySelector('#key-text').value = 'secret'")
     page.value("document.querySelector('#key').requestSubmit()")
     page.wait(READY)
@@ -282,5 +136,5 @@ def test_nothing_from_elsewhere_may_run(said: Said) -> None:
         assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
         assert "style=" not in answer.text
         assert "http" not in answer.text.replace("GraphServe", "")
-        for name in ("status.js", "status.css"):
+        for name in ("status.js", "try.js", "status.css"):
             assert api.get(f"/{name}").headers["content-security-policy"]

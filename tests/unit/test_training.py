@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from PIL import Image
 from safetensors.torch import load_file
 from transformers import AutoProcessor
 
 from toy_model import configs, write
-from training import digits, evaluate, fit, mel, scenes, sounds, voices
+from training import digits, evaluate, example, fit, mel, scenes, sounds, voices
 from training.batches import LONG, SHORT, Batch, Collector, TaskBatches, as_patches
 from training.export import write_weights
 from training.model import ToyModel
@@ -76,6 +77,16 @@ def test_the_slices_are_as_many_as_asked_for() -> None:
         assert cut.get_slice_image_placeholder(many, 0).count("<unk>") in range(
             3 * configs.QUERIES, 11 * configs.QUERIES
         )
+
+
+def test_the_first_example_is_what_is_said_to_be_true_of_it() -> None:
+    """The committed picture is the scene of the sentence; the sound is as long as a word."""
+    with Image.open(example.FOLDER / "picture.png") as committed:
+        assert np.array_equal(np.asarray(committed.convert("RGB")), np.asarray(example.picture()))
+    samples, rate = soundfile.read(example.FOLDER / "word.wav")
+    assert rate == voices.RATE
+    assert 0.6 < len(samples) / rate < 1.5
+    assert example.TRUTH == "The word is seven, the picture shows a red circle left of a blue square."
 
 
 def test_digits_are_split_and_named() -> None:

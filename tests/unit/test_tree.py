@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,20 @@ def test_relative_imports_are_not_used() -> None:
         if re.search(r"^\s*from \.", path.read_text(), re.MULTILINE)
     ]
     assert not wrong
+
+
+def test_what_lies_beside_the_modules_is_installed_with_them() -> None:
+    """Every tracked file of an installed package that is no module and no README is named as its data."""
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packages = [name.removesuffix("*") for name in setuptools["packages"]["find"]["include"]]
+    left_out = []
+    for path in _tracked_files():
+        package = ".".join(path.relative_to(ROOT).parent.parts)
+        if package.split(".")[0] in packages and path.suffix != ".py" and path.name != "README.md":
+            patterns = setuptools["package-data"].get(package, [])
+            if not any(path.match(pattern) for pattern in patterns):
+                left_out.append(str(path.relative_to(ROOT)))
+    assert not left_out
 
 
 def test_no_file_names_a_machine() -> None:
