@@ -6,9 +6,12 @@ measured at start, when the others are starting too.
 
 import contextlib
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from benchmarks import real_model
 from tests.servers import ENGINE, Server, app_config, running_app, running_undivided
@@ -27,6 +30,8 @@ GPU_ENV: dict[str, str | None] = {
     "VLLM_CPU_KVCACHE_SPACE": None,
 }
 """Variables of tests/servers.py that are for the CPU: on a GPU upstream's own defaults hold."""
+UPSTREAM_CAPTURED = re.compile(r"Encoder CUDA graph capture complete\. Captured (\d+) graphs")
+"""What upstream's engine logs; it counts hits only where nobody sees them."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,9 @@ class Setup:
     config: str  # of ours, a file of the repository
     api_servers: int  # of the tuned contenders
     env: dict[str, str | None] = field(default_factory=dict)
+    encoders: tuple[str, ...] = ("vision", "audio")
+    deployments: dict[str, Any] = field(default_factory=dict)  # what differs from the config's, by name
+    about: dict[str, Any] = field(default_factory=dict)  # what else two runs must share to add to each other
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class Contender:
             "dtype": self.setup.dtype,
             "trust_remote_code": True,
             "load_format": load_format,
-            "graphs": {e: {**graphs.get(e, {}), "enabled": self.graphs} for e in ("vision", "audio")},
+            "graphs": {e: {**graphs.get(e, {}), "enabled": self.graphs} for e in self.setup.encoders},
             "decoder": {**decoder, "engine_args": {**decoder.get("engine_args", {}), **engine}},
         }
 
@@ -85,12 +93,29 @@ class Contender:
         env = {**setup.env, "VLLM_CACHE_ROOT": str(folder.parent / "vllm-cache" / home.name)}
         if self.config is not None:
             return running_app(
-                home, self.args(), env={**env, **RAY_ENV}, timeout_s=timeout_s, source=self.config
-            )
+                home, self.args(), setup.deployments, env={**env, **RAY_ENV}, timeout_s=timeout_s,
+                source=self.config,
+            )  # fmt: skip
         return running_undivided(
             home, setup.model, setup.dtype, setup.served_name, timeout_s, self.engine(),
             eager=setup.eager, module="benchmarks.vllm_serve", command=("serve",), env=env,
         )  # fmt: skip
+
+    def encoder_graphs(self, server: Server) -> dict[str, Any] | None:
+        """How many encoder graphs the server holds, and their hits if it counts them; None: none wanted."""
+        if self.config is not None:
+            if not self.graphs:
+                return None
+            report = httpx.get(f"{server.base_url}/v1/graphs", timeout=20, trust_env=False).json()
+            totals = report["totals"].values()
+            return {
+                "held": sum(of["num_graphs"] for of in totals),
+                "hits": sum(of["graph_hits"] for of in totals),
+            }
+        if not self.engine().get("compilation_config", {}).get("cudagraph_mm_encoder"):
+            return None
+        captured = UPSTREAM_CAPTURED.findall(server.log.read_text(errors="replace"))
+        return {"held": sum(map(int, captured)), "hits": None}
 
     def check(self) -> str:
         """Resolve the configuration as the server would, without starting it. Raises what upstream raises."""
@@ -111,7 +136,8 @@ class Contender:
             f"{self.name}: {scheduler.max_num_seqs} sequences, {scheduler.max_num_batched_tokens} batched "
             f"tokens, chunked prefill {scheduler.enable_chunked_prefill}, "
             f"{config.parallel_config.data_parallel_size} data-parallel, "
-            f"key-value cache {config.cache_config.kv_cache_memory_bytes} bytes"
+            f"key-value cache {config.cache_config.kv_cache_memory_bytes} bytes, "
+            f"encoder graphs in the engine {config.compilation_config.cudagraph_mm_encoder}"
         )
 
     def _checked_application(self) -> dict[str, Any]:
@@ -120,7 +146,8 @@ class Contender:
         from deployments.decoder import engine_options
         from deployments.families.registry import load_family
 
-        config = app_config(0, self.args(), source=str(self.config))["applications"][0]["args"]
+        changed = app_config(0, self.args(), self.setup.deployments, source=str(self.config))
+        config = changed["applications"][0]["args"]
         checked = AppConfig(**config)
         build(checked)
         return engine_options(

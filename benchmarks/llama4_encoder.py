@@ -67,7 +67,7 @@ class Encoded:
 
 def picture(family: Llama4, tiles: int, seed: int) -> MediaItem:
     """New noise of that many tiles."""
-    width, height = llama4_replicas.size_of(family, tiles)
+    width, height = llama4_replicas.size_of(tiles, tile_side=family.tile_side, max_tiles=family.max_tiles)
     data = noise(seed, width, height)
     key = family.media_key("vision", data)
     if key != tiles_key(tiles):

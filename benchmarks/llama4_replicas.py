@@ -39,24 +39,30 @@ class RandomLlama4(Llama4):
 
 def write_checkpoint(folder: Path, *, small: bool) -> None:
     """Configuration, tokenizer and processor files; ``small`` leaves the tiny checkpoint's numbers."""
-    config, processor = llama4.model_config(), llama4.preprocessor_config()
-    if not small:
-        config["text_config"]["hidden_size"] = REAL.llama_text
-        config["vision_config"].update(
-            hidden_size=REAL.llama_width,
-            num_hidden_layers=REAL.llama_layers,
-            num_attention_heads=REAL.llama_heads,
-            intermediate_size=REAL.llama_mlp,
-            image_size=REAL.llama_image,
-            projector_input_dim=REAL.llama_projector,
-            projector_output_dim=REAL.llama_projector,
-            vision_output_dim=REAL.llama_projector,
-        )
-        processor["size"] = {"height": REAL.llama_image, "width": REAL.llama_image}
-    changed = {"config.json": config, "preprocessor_config.json": processor}
-    for name, data in llama4.described().items():
-        (folder / name).write_text(json.dumps(changed.get(name, data)), encoding="utf-8")
+    for name, data in described(small=small).items():
+        (folder / name).write_text(json.dumps(data), encoding="utf-8")
     (folder / "chat_template.jinja").write_text(llama4.CHAT_TEMPLATE, encoding="utf-8")
+
+
+def described(*, small: bool) -> dict[str, dict[str, Any]]:
+    """What each JSON file holds, by name; the encoder at real dimensions unless ``small``."""
+    files = llama4.described()
+    if small:
+        return files
+    config, processor = files["config.json"], files["preprocessor_config.json"]
+    config["text_config"]["hidden_size"] = REAL.llama_text
+    config["vision_config"].update(
+        hidden_size=REAL.llama_width,
+        num_hidden_layers=REAL.llama_layers,
+        num_attention_heads=REAL.llama_heads,
+        intermediate_size=REAL.llama_mlp,
+        image_size=REAL.llama_image,
+        projector_input_dim=REAL.llama_projector,
+        projector_output_dim=REAL.llama_projector,
+        vision_output_dim=REAL.llama_projector,
+    )
+    processor["size"] = {"height": REAL.llama_image, "width": REAL.llama_image}
+    return files
 
 
 @contextlib.contextmanager
@@ -113,12 +119,12 @@ def bind(folder: Path, family: RandomLlama4, block: dict[str, Any], num_gpus: fl
     )
 
 
-def size_of(family: Llama4, tiles: int) -> tuple[int, int]:
+def size_of(tiles: int, *, tile_side: int, max_tiles: int) -> tuple[int, int]:
     """Width and height of a picture that becomes so many tiles, the global one among them."""
     grid = next(
         (rows, columns)
         for rows in range(4, 0, -1)
-        for columns in range(family.max_tiles, 0, -1)
+        for columns in range(max_tiles, 0, -1)
         if rows * columns == (tiles if tiles == 1 else tiles - 1)
     )
-    return grid[1] * family.tile_side, grid[0] * family.tile_side
+    return grid[1] * tile_side, grid[0] * tile_side

@@ -35,7 +35,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of request, how many of them, and how they come: so many at once, or at a rate."""
+    """A kind of request, how many of them, and how they come: so many at once, or at a rate set later."""
 
     kind: Kind
     requests: int
@@ -45,7 +45,7 @@ class Case:
     @property
     def name(self) -> str:
         """For tables; the rate itself is not in it, so that runs of different rates are one case."""
-        how = f"{self.at_once} at once" if self.rate_per_s is None else "at a rate"
+        how = "at a rate" if self.at_once is None else f"{self.at_once} at once"
         return f"{self.kind.name}, {how}"
 
 

@@ -7,6 +7,7 @@ vocabulary's size, so that every token that random weights choose has a text.
 import itertools
 import json
 import string
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +69,18 @@ def model_config() -> dict[str, Any]:
 
 
 def tokenizer_json() -> dict[str, Any]:
-    """The toy's tokenizer with words of four letters, each after a space, up to the real size."""
-    toy = vocabulary.tokenizer_json()
-    known = vocabulary.vocabulary()
+    """The toy's tokenizer up to the real size."""
+    return enlarge(vocabulary.tokenizer_json(), vocabulary.vocabulary(), VOCABULARY)
+
+
+def enlarge(tokenizer: dict[str, Any], known: Mapping[str, int], size: int) -> dict[str, Any]:
+    """The tokenizer with words of four letters, each after a space, up to ``size``; ``known`` keep ids."""
     words = (
         vocabulary.spell(f" q{''.join(letters)}")
         for letters in itertools.product(string.ascii_lowercase, repeat=4)
     )
     fresh = (word for word in words if word not in known)
-    more = dict(zip(fresh, range(len(known), VOCABULARY), strict=False))
+    more = dict(zip(fresh, range(len(known), size), strict=False))
     # Ids of the special tokens lie between; with them in the model's own table each keeps its own.
-    toy["model"]["vocab"] = {**known, **more}
-    return toy
+    tokenizer["model"]["vocab"] = {**known, **more}
+    return tokenizer

@@ -1,8 +1,9 @@
-"""GraphServe beside undivided vLLM on one card, MiniCPM-o 4.5's dimensions: ``python -m benchmarks.serving``.
+"""GraphServe beside undivided vLLM on one card, at real dimensions: ``python -m benchmarks.serving``.
 
 All servers are up all the time, on the same card and cores, and one at a time is under load, in turns whose
 order changes every round; the client is ``vllm bench serve``'s own code and every medium is new noise. Stops
-by itself before ``--time-limit-s``; called again it goes on where it stopped.
+by itself before ``--time-limit-s``; called again it goes on where it stopped. ``--model llama4`` compares the
+encoder's graphs off and on, in vLLM and in GraphServe.
 """
 
 import argparse
@@ -21,28 +22,34 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks import contenders, load, machine, memory_use, rounds, serving_plan, serving_report, stages
+from benchmarks import (
+    load,
+    machine,
+    memory_use,
+    rounds,
+    serving_options,
+    serving_plan,
+    serving_report,
+    stages,
+)
 from benchmarks.contenders import DEFAULTS, GRAPHS_OFF, GRAPHS_ON, TUNED, Contender, Setup
-from benchmarks.serving_plan import Results
-from tests.servers import ROOT, Server
+from benchmarks.serving_plan import Plan, Results
+from tests.servers import Server
 
-LENGTHS = load.Lengths(tokens_in=100, tokens_out=64)
-TOY = (load.Lengths(tokens_in=16, tokens_out=8), serving_plan.Sizes(140, 420, 0.05))
-REAL = (LENGTHS, serving_plan.Sizes())
 BEGUN_S = time.monotonic()
 
 
 def main() -> int:
     """Start everyone, measure in turns, write the results; or check everyone's configuration."""
-    options = parse()
+    options = serving_options.parse(__doc__)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # servers start in threads, which may not
+    plan = serving_options.plan_of(options)
+    planned = plan.chosen(options.more, options.cases)
     if options.report:
-        print(markdown(json.loads(options.json.read_text(encoding="utf-8"))))
+        print(markdown(json.loads(options.json.read_text(encoding="utf-8")), plan))
         return 0
     folder = options.work or Path(tempfile.mkdtemp(prefix="bench-serving-"))
-    real = options.card == "gpu" or options.model == "real"
-    setup = contenders.on_gpu(folder, contenders.cores()) if real else contenders.on_cpu()
-    chosen = contenders.contenders(setup, options.gpus)
+    setup, chosen = serving_options.servers_of(options, folder)
     if options.only:
         chosen = {name: chosen[name] for name in options.only}
     if options.dry_run:
@@ -53,33 +60,12 @@ def main() -> int:
     load.prepare(folder / "client.log")
     try:
         with load.quiet(), everyone(chosen, folder / "servers", options.start_timeout_s) as servers:
-            Bench(options, setup, results, servers, *(REAL if real else TOY)).run()
+            Bench(options, chosen, results, servers, plan, planned).run()
     finally:
         results.save()
-        options.json.with_suffix(".md").write_text(markdown(results.kept), encoding="utf-8")
-    print(markdown(results.kept))
+        options.json.with_suffix(".md").write_text(markdown(results.kept, plan), encoding="utf-8")
+    print(markdown(results.kept, plan))
     return 0
-
-
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.serving", description=__doc__)
-    parser.add_argument(
-        "--card", choices=["gpu", "cpu"], default="gpu", help="cpu: the toy, to try the program"
-    )
-    parser.add_argument("--model", choices=["real", "toy"], help="default: real on the GPU, toy on the CPU")
-    parser.add_argument("--gpus", type=int, choices=[1, 2], default=1, help="2: the layouts over two GPUs")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these servers alone, to try something")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of every case and server")
-    parser.add_argument("--more", action="store_true", help="30 s of audio and 8 at once too")
-    parser.add_argument("--time-limit-s", type=float, default=1e9, help="of the whole program")
-    parser.add_argument("--start-timeout-s", type=float, default=400.0)
-    parser.add_argument("--encodes", type=int, default=12, help="single encodes of each kind, for the stages")
-    parser.add_argument("--json", type=Path, default=ROOT / "benchmarks" / "results" / "serving_h200.json")
-    parser.add_argument("--work", type=Path, help="folder for the checkpoint, logs and compile caches")
-    parser.add_argument("--dry-run", action="store_true", help="resolve every configuration, start nothing")
-    parser.add_argument("--report", action="store_true", help="print the tables of what there is")
-    return parser.parse_args()
 
 
 def identity(setup: Setup, options: argparse.Namespace) -> dict[str, Any]:
@@ -92,6 +78,7 @@ def identity(setup: Setup, options: argparse.Namespace) -> dict[str, Any]:
         "code": machine.code_version(),
         "engine": setup.engine,
         "api_servers_tuned": setup.api_servers,
+        **setup.about,
     }
 
 
@@ -135,18 +122,20 @@ class Bench:
     def __init__(
         self,
         options: argparse.Namespace,
-        setup: Setup,
+        chosen: dict[str, Contender],
         results: Results,
         servers: dict[str, Server],
-        lengths: load.Lengths,
-        sizes: serving_plan.Sizes,
+        plan: Plan,
+        planned: list[load.Case],
     ) -> None:
         self.options = options
-        self.setup = setup
+        self.contenders = chosen
+        self.setup = next(iter(chosen.values())).setup
         self.results = results
         self.servers = servers
-        self.lengths = lengths
-        self.sizes = sizes
+        self.plan = plan
+        self.planned = planned
+        self.lengths = plan.lengths
         self.took_s: dict[str, float] = {}  # by case, all servers
 
     def run(self) -> None:
@@ -154,9 +143,8 @@ class Bench:
         self.results.kept["runs"].append({**about_run(), "lengths": vars(self.lengths)})
         self.warm()
         self.note_stages()
-        planned = serving_plan.cases(self.sizes, core_only=not self.options.more)
         for number, case, names in serving_plan.to_do(
-            planned, list(self.servers), self.options.rounds, self.results.rounds
+            self.planned, list(self.servers), self.options.rounds, self.results.rounds
         ):
             if self.left_s() < self.took_s.get(case.name, 20.0):
                 say(f"no time left for {case.name} of round {number}")
@@ -170,12 +158,7 @@ class Bench:
 
     def warm(self) -> None:
         """A few requests of every kind to everyone at once, so that nothing is compiled or captured later."""
-        kinds = [k for k in serving_plan.kinds(self.sizes).values() if not k.every_second_text]
-        cases = [
-            load.Case(kind, count, at_once)
-            for kind in kinds
-            for count, at_once in ((4, 1), (self.sizes.count(12), 12))
-        ]
+        cases = serving_plan.warming(self.planned)
         model = self.setup.model
         batches = [
             (case, load.make_requests(model, case.kind, case.requests, self.lengths, seed))
@@ -216,26 +199,30 @@ class Bench:
         """The offered rate of the mixture: set once, and kept with the results."""
         if "offered_rate_per_s" not in self.results.kept:
             peers = [n for n in self.servers if n in (DEFAULTS, TUNED)] or list(self.servers)
-            self.results.kept["offered_rate_per_s"] = serving_plan.offered_rate(self.results.rounds, peers)
+            sustained = serving_plan.offered_rate(self.results.rounds, peers)
+            if sustained is None:
+                raise ValueError(f"measure {serving_plan.MIXED}, 32 at once first: the rate comes from it")
+            self.results.kept["offered_rate_per_s"] = sustained
         return float(self.results.kept["offered_rate_per_s"])
 
     def note_memory(self) -> None:
-        """Memory of every process after the load, and what our encoders say of their graphs."""
-        self.results.kept["memory"] = {n: memory_use.memory_mib(s) for n, s in self.servers.items()}
-        self.results.kept["graphs"] = {
-            name: httpx.get(f"{server.base_url}/v1/graphs", timeout=20, trust_env=False).json()["replicas"]
-            for name, server in self.servers.items()
-            if name not in (DEFAULTS, TUNED, contenders.TWO_REPLICAS)
-        }
-        self.results.kept["gpu_used_mib"] = memory_use.used_mib()
+        """Memory of every process after the load, and what the servers say of their encoder graphs."""
+        kept = self.results.kept
+        for name, server in self.servers.items():
+            contender = self.contenders[name]
+            kept["memory"][name] = memory_use.memory_mib(server)
+            if contender.config is not None:
+                report = httpx.get(f"{server.base_url}/v1/graphs", timeout=20, trust_env=False).json()
+                kept.setdefault("graphs", {})[name] = report["replicas"]
+            if (found := contender.encoder_graphs(server)) is not None:
+                kept.setdefault("encoder_graphs", {})[name] = found
+        kept["gpu_used_mib"] = memory_use.used_mib()
 
     def note_stages(self) -> None:
         """Stage times of single encodes of our servers."""
-        of = serving_plan.kinds(self.sizes)
-        wanted = [of[name] for name in (serving_plan.SMALL, serving_plan.LARGE, serving_plan.AUDIO_5)]
         for name, server in self.servers.items():
             if name in (GRAPHS_OFF, GRAPHS_ON) and name not in self.results.kept["stages"]:
-                samples = stages.of_server(server, self.setup.model, wanted, self.options.encodes)
+                samples = stages.of_server(server, self.setup.model, self.plan.staged, self.options.encodes)
                 self.results.kept["stages"][name] = {
                     stage: serving_report.spread(values) for stage, values in samples.items()
                 }
@@ -252,23 +239,26 @@ def about_run() -> dict[str, Any]:
     }
 
 
-def markdown(kept: Mapping[str, Any]) -> str:
+def markdown(kept: Mapping[str, Any], plan: Plan) -> str:
     """The tables for docs/numbers.md."""
     measured = kept["rounds"]
     summary = serving_report.summarise(measured)
     of = kept["identity"]
+    rate = kept.get("offered_rate_per_s")
+    offered = f"; mixture offered at {rate:.2f} requests/s" if rate else ""
     parts = [
         f"Card {of['card']}, {of['cores']} cores, code {of['code']}, "
-        f"runs: {', '.join(run['date'] for run in kept['runs'])}; mixture offered at "
-        f"{kept.get('offered_rate_per_s') or 0:.2f} requests/s.",
+        f"runs: {', '.join(run['date'] for run in kept['runs'])}{offered}.",
         serving_report.figures_table(summary),
-        serving_report.targets_table(measured, serving_plan.targets()),
-        serving_report.ratios_table(measured, summary, GRAPHS_ON, [GRAPHS_OFF]),
+        serving_report.encoder_graphs_lines(kept.get("encoder_graphs", {})),
+        serving_report.targets_table(measured, plan.targets),
+        *(serving_report.ratios_table(measured, summary, on, [off]) for on, off in plan.pairs),
+        serving_report.savings_table(measured, kept["stages"], GRAPHS_ON, GRAPHS_OFF),
         serving_report.processor_table(summary),
         serving_report.stages_table(kept["stages"]),
         serving_report.memory_table(kept["memory"]),
     ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def say(text: str) -> None:

@@ -7,14 +7,35 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.contenders import DEFAULTS, GRAPHS_ON, TUNED
-from benchmarks.load import Case, Kind
+from benchmarks.contenders import DEFAULTS, GRAPHS_OFF, GRAPHS_ON, TUNED
+from benchmarks.load import Case, Kind, Lengths
 from benchmarks.serving_report import Target
 
 TEXT, SMALL, LARGE, AUDIO_5, AUDIO_30, MIXED = (
     "text", "small image", "large image", "audio 5 s", "audio 30 s", "half text, half large images"
 )  # fmt: skip
 SHARE_OF_CAPACITY = 0.8
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run on one model measures, and what it is held against."""
+
+    core: list[Case]
+    more: list[Case]
+    lengths: Lengths
+    targets: list[Target]
+    staged: list[Kind]  # single encodes of them are timed by stage
+    pairs: list[tuple[str, str]]  # servers whose ratio is shown
+
+    def chosen(self, more: bool, names: Sequence[str] | None) -> list[Case]:
+        """The cases to measure: the core, or all, or those named. Raises ValueError for an unknown name."""
+        every = {case.name: case for case in self.core + self.more}
+        if names is None:
+            return self.core + (self.more if more else [])
+        if unknown := [name for name in names if name not in every]:
+            raise ValueError(f"no case {', '.join(map(repr, unknown))}; there are: {'; '.join(every)}")
+        return [case for name, case in every.items() if name in names]
 
 
 @dataclass(frozen=True)
@@ -40,8 +61,8 @@ def kinds(sizes: Sizes) -> dict[str, Kind]:
     return {kind.name: kind for kind in every}
 
 
-def cases(sizes: Sizes, core_only: bool = True) -> list[Case]:
-    """The worth of a case decides its place; a case without ``at_once`` comes at a rate set later."""
+def minicpmo(lengths: Lengths, sizes: Sizes) -> Plan:
+    """MiniCPM-o 4.5; the worth of a case decides its place; one without ``at_once`` has a rate set later."""
     of = kinds(sizes)
 
     def case(name: str, requests: int, at_once: int | None) -> Case:
@@ -56,7 +77,14 @@ def cases(sizes: Sizes, core_only: bool = True) -> list[Case]:
         case(AUDIO_30, 6, 1), case(AUDIO_30, 64, 32), case(LARGE, 24, 8), case(TEXT, 32, 8),
         case(SMALL, 32, 8), case(AUDIO_5, 32, 8), case(AUDIO_30, 32, 8),
     ]  # fmt: skip
-    return core if core_only else core + more
+    return Plan(
+        core=core,
+        more=more,
+        lengths=lengths,
+        targets=targets(),
+        staged=[of[name] for name in (SMALL, LARGE, AUDIO_5)],
+        pairs=[(GRAPHS_ON, GRAPHS_OFF)],
+    )
 
 
 def targets(ours: str = GRAPHS_ON) -> list[Target]:
@@ -89,6 +117,19 @@ def targets(ours: str = GRAPHS_ON) -> list[Target]:
         crowd(TEXT, good, either, at_least=0.95),
         alone(TEXT, fast, either, at_most_more=5.0),
     ]
+
+
+def warming(planned: Sequence[Case]) -> list[Case]:
+    """A few requests of every kind in ``planned``, alone and at once; of a mixture its two parts."""
+    most: dict[Kind, int] = {}
+    for case in planned:
+        kind = case.kind
+        parts = [kind]
+        if kind.every_second_text:
+            parts = [Kind(TEXT), Kind(LARGE, kind.image_px, kind.audio_s)]
+        for part in parts:
+            most[part] = max(most.get(part, 0), min(12, case.requests))
+    return [case for kind, count in most.items() for case in (Case(kind, 4, 1), Case(kind, count, 12))]
 
 
 def offered_rate(rounds: Sequence[Mapping[str, Any]], servers: Sequence[str]) -> float | None:

@@ -160,13 +160,13 @@ def ratios_table(rounds: Sequence[Round], cases: Iterable[str], ours: str, other
 
 def targets_table(rounds: Sequence[Round], targets: Iterable[Target]) -> str:
     """What was aimed at, and what came."""
-    lines = ["| load | figure | against | target | reached | |", "|---|---|---|---|---|---|"]
+    lines = ["| load | figure | of | against | target | reached | |", "|---|---|---|---|---|---|---|"]
     for target in targets:
         if found := target.reached(rounds):
             reached = spread(found)
             verdict = "met" if target.met(reached["median"]) else "**missed**"
             lines.append(
-                f"| {target.case} | {FIGURES[target.figure]} | {' or '.join(target.others)} "
+                f"| {target.case} | {FIGURES[target.figure]} | {target.ours} | {' or '.join(target.others)} "
                 f"| {target.bound} | {ranged(reached, 2)} | {verdict} |"
             )
     return "\n".join(lines)
@@ -211,6 +211,50 @@ def stages_table(by_server: Mapping[str, Mapping[str, Mapping[str, float]]]) -> 
     for name in names:
         cells = [f"{of[name]['median']:.2f}" if name in of else "" for of in by_server.values()]
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def savings_table(
+    rounds: Sequence[Round], stages: Mapping[str, Mapping[str, Mapping[str, float]]], on: str, off: str
+) -> str:
+    """What ``on`` saves of a single encode's time in the encoder, and what ratios that alone would give.
+
+    Only of kinds that were asked alone, too. The measured ratios beside them hold whatever else differed.
+    """
+    lines = [
+        f"| load | encoder, ms, {off} | {on} | TTFT, ms, {off} | TTFT ratio by that alone | measured "
+        "| requests/s ratio by that alone | measured |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for stage, values in stages.get(off, {}).items():
+        kind, _, part = stage.removeprefix("encode of ").rpartition(": ")
+        case = f"{kind}, 1 at once"
+        ttft = ratios(rounds, case, "median_ttft_ms", on, [off])
+        whole_ms = [r["median_e2el_ms"] for r in rounds if (r["case"], r["server"]) == (case, off)]
+        if part != "encoder" or stage not in stages.get(on, {}) or not ttft:
+            continue
+        before_ms, after_ms = values["median"], stages[on][stage]["median"]
+        first_ms = median([r["median_ttft_ms"] for r in rounds if (r["case"], r["server"]) == (case, off)])
+        saved_ms = before_ms - after_ms
+        lines.append(
+            f"| {case} | {before_ms:.1f} | {after_ms:.1f} | {first_ms:.1f} | {1 - saved_ms / first_ms:.2f} "
+            f"| {median(ttft):.2f} | {1 / (1 - saved_ms / median(whole_ms)):.2f} "
+            f"| {median(ratios(rounds, case, 'requests_per_s', on, [off])):.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def encoder_graphs_lines(found: Mapping[str, Mapping[str, Any]]) -> str:
+    """What servers that were asked for encoder graphs held of them."""
+    lines = []
+    for server, of in found.items():
+        if not of["held"]:
+            lines.append(
+                f"- {server}: asked for encoder graphs and held none, so that these rows ran eagerly."
+            )
+        else:
+            hits = "" if of["hits"] is None else f", {of['hits']} hits"
+            lines.append(f"- {server}: {of['held']} encoder graphs held{hits}.")
     return "\n".join(lines)
 
 

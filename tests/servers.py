@@ -1,6 +1,7 @@
 """Real servers for tests: our application by ``serve run``, and vLLM's own undivided server."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -207,7 +208,8 @@ def running_undivided(
     """vLLM's own OpenAI server with the whole model.
 
     By its module (after which come the words of ``command``), for its console script asks for a distribution
-    of the name ``vllm``, which the CPU build does not have. A value of ``engine`` that is True is a flag.
+    of the name ``vllm``, which the CPU build does not have. A value of ``engine`` that is True is a flag, a
+    dict is JSON.
     """
     port = free_port()
     words = [
@@ -219,7 +221,8 @@ def running_undivided(
         *(["--enforce-eager"] if eager else []),
     ]  # fmt: skip
     for option, value in (ENGINE if engine is None else engine).items():
-        words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
+        said = json.dumps(value) if isinstance(value, dict) else str(value)
+        words += [f"--{option.replace('_', '-')}", *([] if value is True else [said])]
     server = Server(words, f"http://127.0.0.1:{port}", folder / "undivided.log", env or {})
     try:
         server.wait_ready(timeout_s)

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from benchmarks import real_model, serving_plan
-from benchmarks.load import Case, Kind
+from benchmarks.load import Case, Kind, Lengths
 from benchmarks.serving_plan import MIXED, Results, Sizes
 
+LENGTHS = Lengths(100, 64)
 SERVERS = ["a", "b"]
 CASES = [Case(Kind("text"), 4, 1), Case(Kind("text"), 4, 32)]
 
@@ -26,6 +27,12 @@ def test_an_interrupted_run_goes_on_where_it_stopped() -> None:
         (2, "text, 1 at once", ["a", "b"]),
         (2, "text, 32 at once", ["a", "b"]),
     ]
+
+
+def test_a_case_at_a_rate_is_done_once_whatever_the_rate() -> None:
+    """It is planned before its rate is known, and bears the same name afterwards."""
+    planned, measured = Case(Kind("text"), 4), Case(Kind("text"), 4, rate_per_s=3.0)
+    assert list(serving_plan.to_do([planned], ["a"], 1, [done(1, measured, "a")])) == []
 
 
 def test_another_comes_first_in_every_round() -> None:
@@ -64,8 +71,34 @@ def test_the_offered_rate_comes_from_the_better_peer() -> None:
 
 def test_every_target_is_of_a_case_that_is_measured() -> None:
     """No target names a case that the core does not have."""
-    planned = {case.name for case in serving_plan.cases(Sizes())}
-    assert {target.case for target in serving_plan.targets()} <= planned | {f"{MIXED}, at a rate"}
+    plan = serving_plan.minicpmo(LENGTHS, Sizes())
+    assert {target.case for target in plan.targets} <= {case.name for case in plan.core}
+
+
+def test_named_cases_alone_are_measured() -> None:
+    """A name brings its case from the core or the rest, in the plan's order; an unknown one is an error."""
+    plan = serving_plan.minicpmo(LENGTHS, Sizes())
+    names = ["audio 30 s, 32 at once", "large image, 1 at once"]
+    assert [case.name for case in plan.chosen(False, names)] == names[::-1]
+    assert plan.chosen(False, None) == plan.core
+    assert plan.chosen(True, None) == plan.core + plan.more
+    with pytest.raises(ValueError, match="no case 'audio'; there are: large image, 1 at once;"):
+        plan.chosen(False, ["audio"])
+
+
+def test_only_what_is_measured_is_warmed() -> None:
+    """Each kind of the chosen cases, alone and at once; of a mixture the text and the picture."""
+    picture = Kind("picture", (8, 8))
+    mixture = Case(Kind(MIXED, (8, 8), every_second_text=True), 48, 32)
+    warm = serving_plan.warming([Case(picture, 6, 1), Case(picture, 2, 8), mixture])
+    assert [(case.kind.image_px, case.requests, case.at_once) for case in warm] == [
+        ((8, 8), 4, 1),
+        ((8, 8), 6, 12),
+        (None, 4, 1),
+        (None, 12, 12),
+        ((8, 8), 4, 1),
+        ((8, 8), 12, 12),
+    ]
 
 
 def test_the_random_checkpoint_has_the_real_vocabulary() -> None:
