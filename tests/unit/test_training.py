@@ -80,9 +80,16 @@ def test_the_slices_are_as_many_as_asked_for() -> None:
 
 
 def test_the_first_example_is_what_is_said_to_be_true_of_it() -> None:
-    """The committed picture is the scene of the sentence; the sound is as long as a word."""
+    """The committed picture and one drawn now have the scene's colours; the sound is as long as a word."""
     with Image.open(example.FOLDER / "picture.png") as committed:
-        assert np.array_equal(np.asarray(committed.convert("RGB")), np.asarray(example.picture()))
+        assert committed.size == example.SCENE.size
+        pictures = [committed.convert("RGB"), example.picture()]
+    for picture in pictures:
+        for thing, colour in zip(example.SCENE.things, ((230, 20, 20), (20, 50, 230)), strict=True):
+            x, y = (int(at) for at in thing.centre)
+            for at in ((x, y), (x - 30, y), (x, y + 30)):
+                assert np.abs(np.array(picture.getpixel(at)) - colour).max() < 40
+        assert min(picture.getpixel((240, 180))) > 230
     samples, rate = soundfile.read(example.FOLDER / "word.wav")
     assert rate == voices.RATE
     assert 0.6 < len(samples) / rate < 1.5
