@@ -15,6 +15,7 @@ from app.failures import classify, kind_of
 from app.http_errors import HttpError, error_event, from_client_error
 from app.media_fetch import MediaFetcher
 from app.plain_text import PlainText
+from deployments import tracing
 from deployments.errors import ClientError
 from deployments.families.base import Family
 from deployments.messages import ChatHead, EncodeReceipt, MediaItem
@@ -91,7 +92,9 @@ class ChatFront:
         try:
             begun = time.monotonic()
             data = await self._bytes(part)
-            self.metrics.fetched(source_label(part), len(data), time.monotonic() - begun)
+            ended, source = time.monotonic(), source_label(part)
+            self.metrics.fetched(source, len(data), ended - begun)
+            tracing.note("fetch", begun, ended, encoder=part.encoder, source=source, bytes=len(data))
             # Off the event loop: a hostile header or a hash of 32 MiB can cost a quarter of a second.
             key, uuid = await asyncio.to_thread(self._keys, part.encoder, data)
         except ClientError as error:

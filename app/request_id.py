@@ -13,6 +13,8 @@ from ray import serve
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments import tracing
+
 HEADER = b"x-request-id"
 SANE = re.compile(r"[A-Za-z0-9._:=+/@~-]{1,128}")
 """What is kept: printable without quotes or spaces, and short enough to stand in every line of a log."""
@@ -25,12 +27,14 @@ def current() -> str:
 
 
 def of_no_request() -> contextvars.Context:
-    """A context for work that several requests wait for: it has the id of this one for the logs, but Serve,
-    which calls off whatever a request has begun when its client goes away, does not count it as begun here.
+    """A context for work that several requests wait for: it has this one's id for the logs, and its span, but
+    Serve, which calls off whatever a request has begun when its client goes away, does not count it as begun
+    here.
     """
     mine = serve.context._get_serve_request_context()
     context = contextvars.Context()
     context.run(serve.context._serve_request_context.set, replace(mine, _internal_request_id=""))
+    tracing.carry_over(context)
     return context
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil  # type: ignore[import-untyped]
 import yaml
+from ray.serve._private.constants import DEFAULT_TRACING_EXPORTER_IMPORT_PATH
 
 from app.proxy import IMPORT_PATH
 
@@ -36,13 +37,14 @@ def main(argv: list[str]) -> int:
     if not config.is_file():
         print(f"no such config: {config}", file=sys.stderr)
         return 2
-    base_url = address(yaml.safe_load(config.read_text(encoding="utf-8")))
+    told = yaml.safe_load(config.read_text(encoding="utf-8"))
+    base_url = address(told)
     # Before the server starts: a shell's background job ignores Ctrl-C, and a child would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: _interrupt())
     server = subprocess.Popen(
         [str(Path(sys.executable).with_name("serve")), "run", str(config)],
-        env={**ENVIRONMENT, **os.environ},
+        env={**ENVIRONMENT, **tracing(told), **os.environ},
         start_new_session=True,
     )
     children: dict[int, psutil.Process] = {}
@@ -61,6 +63,19 @@ def default_config(environment: Path = Path(sys.prefix)) -> Path:
     stamp = environment / ".setup-packages"
     on_gpu = stamp.is_file() and stamp.read_text().startswith("gpu")
     return Path("configs/toy-gpu.yaml" if on_gpu else "serve_config.yaml")
+
+
+def tracing(config: dict[str, Any]) -> dict[str, str]:
+    """What makes Serve's proxy trace by the config, which ``serve run`` reads when that is up already."""
+    wanted = config.get("tracing_config") or {}
+    if not wanted.get("enabled"):
+        return {}
+    path = wanted.get("exporter_import_path") or DEFAULT_TRACING_EXPORTER_IMPORT_PATH
+    ratio = wanted.get("sampling_ratio")
+    return {
+        "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH": path,
+        **({} if ratio is None else {"RAY_SERVE_TRACING_SAMPLING_RATIO": str(ratio)}),
+    }
 
 
 def _interrupt() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from deployments import tracing
 from deployments.errors import GraphServeError
 from deployments.families.base import Family
 from deployments.messages import EMBEDDING_PART, ChatHead, EncodedMedia, is_finite, message_to_embedding
@@ -155,15 +156,19 @@ class Decoder:
             status, streaming = await anext(pieces)
             head = ChatHead(status, streaming, spent_s=time.monotonic() - begun)
             self._leave_if_dead()  # upstream answers a dead engine with an error: not to be passed on
+            tracing.note("accept", begun, begun + head.spent_s, status=status, embeddings=len(embeddings))
             yield head
             self.streams += 1
+            accepted, first_s = time.monotonic(), None
             try:
                 async with contextlib.aclosing(joined(pieces, self._interval_s)) as texts:
                     async for text in texts:
                         self._leave_if_dead()
+                        first_s = first_s or time.monotonic()
                         yield text
             finally:
                 self.streams -= 1
+                _note_answer(accepted, first_s)
         finally:
             await pieces.aclose()  # ends the request in the engine when the client has gone
             self._leave_if_dead()
@@ -196,6 +201,14 @@ class Decoder:
             raise GraphServeError("embedding holds values that are not finite")
         metadata = {name: torch.from_numpy(value.copy()) for name, value in embedding.metadata.items()}
         return self.family.content_part(embedding.encoder, tensor, metadata, embedding.uuid)
+
+
+def _note_answer(accepted_s: float, first_s: float | None) -> None:
+    """Two spans: until there was something to send (a stream's first token or the answer), and after."""
+    ended_s = time.monotonic()
+    tracing.note("first_token", accepted_s, first_s or ended_s)
+    if first_s is not None:
+        tracing.note("stream", first_s, ended_s)
 
 
 def _filled(message: Any, parts: list[dict[str, Any]]) -> Any:

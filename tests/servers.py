@@ -178,13 +178,14 @@ def starting_app(
         config["applications"][0]["import_path"] = import_path
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config))
-    serve = [sys.executable, "-m", "ray.serve.scripts"]
+    run = [sys.executable, "-m", "ray.serve.scripts", "run"]
     environment: dict[str, str | None] = {
         "RAY_ADDRESS": "local",
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        **serve.tracing(config),
         **(env or {}),
     }
-    server = Server([*serve, "run", str(path)], f"http://127.0.0.1:{port}", folder / "app.log", environment)
+    server = Server([*run, str(path)], f"http://127.0.0.1:{port}", folder / "app.log", environment)
     try:
         yield server
     finally:

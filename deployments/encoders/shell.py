@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from deployments.encoders import receipts
 from deployments.encoders.batcher import COUNTED_KEYS, Batcher
 from deployments.encoders.options import EncoderOptions
 from deployments.encoders.preprocess_pool import PreprocessPool
 from deployments.encoders.workload import Workload
 from deployments.errors import ClientError, TerminalError, TransientError
 from deployments.families.base import EncoderSpec, Family
-from deployments.messages import EncodeReceipt, MediaItem, embedding_to_message
+from deployments.messages import MediaItem, embedding_to_message
 from deployments.serve_view import ReplicaPlace
 from policies.batching import BatchingPolicy
 from policies.lifecycle import Lifecycle, ReplicaState
@@ -34,33 +35,6 @@ def _gpu_thread(*args: Any, **kwargs: Any) -> Any:
     from deployments.encoders.gpu_thread import GpuThread
 
     return GpuThread(*args, **kwargs)
-
-
-def _log_encode(item: MediaItem, receipt: EncodeReceipt, miss_reason: str) -> None:
-    """The one line of an encode, as text and as fields."""
-    fields = {
-        "request_id": item.request_id,
-        "shape_key": receipt.shape_key,
-        "outcome": receipt.outcome,
-        "miss_reason": miss_reason,
-        "batch_size": receipt.batch_size,
-        "tokens": receipt.tokens,
-        "preprocess_s": round(receipt.preprocess_s, 6),
-        "queue_s": round(receipt.queue_s, 6),
-        "encode_s": round(receipt.encode_s, 6),
-    }
-    logger.info(
-        "encoded %s: %s%s, %d tokens, batch of %d, preprocess %.4f s, queue %.4f s, encode %.4f s",
-        receipt.shape_key,
-        receipt.outcome,
-        f" ({miss_reason})" if miss_reason else "",
-        receipt.tokens,
-        receipt.batch_size,
-        receipt.preprocess_s,
-        receipt.queue_s,
-        receipt.encode_s,
-        extra=fields,
-    )
 
 
 class EncoderShell:
@@ -250,6 +224,7 @@ class EncoderShell:
                 if self.failure is not None:
                     raise TerminalError(self.failure, self.replica_id)
                 assert self.batches is not None
+                submitted = time.monotonic()
                 done = await self.batches.submit(inputs, item.request_id)
             except ClientError as error:
                 # The encode may be shared, and then its context is no request's: who asked first is named.
@@ -261,20 +236,11 @@ class EncoderShell:
             message = embedding_to_message(
                 done.tensor, uuid=item.uuid, encoder=self.encoder, metadata=inputs.metadata
             )
-            receipt = EncodeReceipt(
-                uuid=item.uuid,
-                encoder=self.encoder,
-                replica_id=self.replica_id,
-                shape_key=inputs.shape_key,
-                tokens=len(message.data),
-                bytes=message.data.nbytes,
-                outcome="hit" if done.hit else "miss",
-                batch_size=done.batch_size,
-                preprocess_s=preprocess_s,
-                queue_s=done.queue_s,
-                encode_s=done.encode_s,
+            times = receipts.Times(begun, preprocess_s, submitted)
+            receipt = receipts.make(
+                item, self.encoder, self.replica_id, inputs.shape_key, message, done, times
             )
-            _log_encode(item, receipt, done.miss_reason)
+            receipts.tell(item, receipt, done.miss_reason, times)
             yield receipt
             yield message
 

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from deployments import tracing
 from deployments.errors import GraphServeError
 from deployments.upstream.engine_metrics import engine_metrics
 from deployments.upstream.logs import logs_kept
@@ -100,6 +101,15 @@ def without_embeddings(request: Mapping[str, Any]) -> tuple[dict[str, Any], Lift
     return {**request, "messages": light}, lifted
 
 
+def traced() -> Any:
+    """What upstream puts its own span under (``otlp_traces_endpoint``); None where nobody traces."""
+    if not (found := tracing.headers()):
+        return None
+    from starlette.requests import Request
+
+    return Request({"type": "http", "headers": [(n.encode(), v.encode()) for n, v in found.items()]})
+
+
 class ChatEngine:
     """AsyncLLM with upstream's chat serving on top. Start it inside the running event loop."""
 
@@ -173,7 +183,7 @@ class ChatEngine:
             parsed = parsed_request(request)
             if request_id and "request_id" not in request:
                 parsed.request_id = request_id
-            answer = await self.chat_serving.create_chat_completion(parsed, raw_request=None)
+            answer = await self.chat_serving.create_chat_completion(parsed, raw_request=traced())
         except RetryableRequestError:
             raise
         except RecursionError:  # in what upstream parses itself, as the arguments of a tool call
