@@ -1,6 +1,7 @@
 """One chat request from end to end: media fetched, encoded, handed by reference to the decoder."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import random
@@ -68,6 +69,7 @@ class ChatFront:
         self.plain_text = PlainText(control_tokens, family.placeholders)
         self.deadline_s = deadline_s
         self.metrics = metrics or IngressMetrics()
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def answer(self, request: dict[str, Any], request_id: str) -> Answer:
         """Answer one request. Raises HttpError for everything that is refused."""
@@ -133,10 +135,12 @@ class ChatFront:
             refs = await call._to_object_ref_gen()  # waits for a replica with room
             receipt: EncodeReceipt | ClientError = await (await refs.__anext__())
             embedding = None if isinstance(receipt, ClientError) else await refs.__anext__()
-            await anext(refs, None)  # runs the stream to its end, so that Serve counts the call as done
         except asyncio.CancelledError:
             call.cancel()
             raise
+        ending = asyncio.create_task(_to_its_end(refs))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
         if isinstance(receipt, ClientError):
             raise receipt
         self.metrics.encoded(receipt, time.monotonic() - begun)
@@ -271,8 +275,14 @@ def source_label(part: MediaPart) -> str:
     """Where a medium comes from: its URL's scheme as far as it is one that may be taken, or base64."""
     if part.url is None:
         return "base64"
-    scheme = part.url.partition(":")[0].lower()
+    scheme = part.url[: max(part.url.find(":"), 0)].lower()
     return scheme if scheme in ("data", "https", "http", "file") else "other"
+
+
+async def _to_its_end(refs: Any) -> None:
+    """Read a stream whose last item is there to its end, so that Serve counts the call as done."""
+    with contextlib.suppress(Exception):  # whatever becomes of the replica, its answer was whole
+        await anext(refs, None)
 
 
 async def _all(jobs: Any) -> list[Any]:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
 
+from deployments.encoders.shared_slots import SharedSlots, Stored
 from deployments.errors import ClientError, TransientError
 from deployments.families.base import EncoderInputs, Family, Preprocessor
 from deployments.upstream.encoder_model import EncoderModelSpec
@@ -27,6 +28,8 @@ logger = logging.getLogger("ray.serve")
 
 START_TIMEOUT_S = 180.0
 """Longest start of all workers, imports and processor included."""
+SLOTS_WAITING = 8
+"""Prepared items whose arrays may lie in shared memory until they are encoded; more come through the pipe."""
 
 
 @dataclass(frozen=True)
@@ -57,17 +60,19 @@ class PreprocessPool:
         self._options = options
         self._free = asyncio.Semaphore(options.workers)
         self.spent_s = 0.0  # by all workers on items
-        self._executor = self._make()
+        self._slots, self._executor = self._make()
         self._warm: asyncio.Task[None] | None = None
         self.preprocessing = "unknown"  # until warm: "fast" or "checkpoint", as the family decides
 
-    def _make(self) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(
+    def _make(self) -> tuple[SharedSlots, ProcessPoolExecutor]:
+        slots = SharedSlots(self._options.workers + SLOTS_WAITING)
+        executor = ProcessPoolExecutor(
             max_workers=self._options.workers,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_start_worker,
-            initargs=self._initargs,
+            initargs=(slots, *self._initargs),
         )
+        return slots, executor
 
     async def warm(self) -> None:
         """Return when every worker has loaded its processor. Raises when one cannot."""
@@ -106,14 +111,15 @@ class PreprocessPool:
         executor = self._executor
         try:
             await self.warm()  # after the workers were replaced, the next item waits for the new ones
-            executor = self._executor
-            job = asyncio.wrap_future(executor.submit(_prepare, data))
+            slots, executor = self._slots, self._executor
+            slot = slots.take()
+            job = asyncio.wrap_future(executor.submit(_prepare, data, slot))
         except (BrokenProcessPool, RuntimeError, TimeoutError):
             self._replace(executor)
             raise TransientError("no preprocessing worker could be started") from None
         begun = time.monotonic()
         try:
-            return await asyncio.wait_for(job, self._options.item_timeout_s)
+            prepared = await asyncio.wait_for(job, self._options.item_timeout_s)
         except TimeoutError:
             self._replace(executor)
             raise ClientError(
@@ -123,8 +129,15 @@ class PreprocessPool:
         except BrokenProcessPool:
             self._replace(executor)
             raise TransientError("a preprocessing worker died") from None
+        except Exception:
+            slots.give(slot)
+            raise
         finally:
             self.spent_s += time.monotonic() - begun
+        if isinstance(prepared, Stored):
+            return slots.loaded(prepared)
+        slots.give(slot)
+        return prepared
 
     def _replace(self, executor: ProcessPoolExecutor) -> None:
         """End these workers, whatever they are at, and have new ones started."""
@@ -132,7 +145,7 @@ class PreprocessPool:
             return  # another item's failure already did
         logger.warning("preprocessing workers are started anew")
         workers = list((executor._processes or {}).values())
-        self._executor = self._make()
+        self._slots, self._executor = self._make()
         self._warm = None
         executor.shutdown(wait=False, cancel_futures=False)
         for worker in workers:
@@ -147,6 +160,7 @@ Work = Callable[[bytes], EncoderInputs]
 MakeWork = Callable[[Family, str, EncoderModelSpec, MediaLimits], Work]
 
 _work: Work | None = None
+_slots: SharedSlots | None = None
 
 
 class MediaWork:
@@ -184,10 +198,10 @@ def upstream_work(family: Family, encoder: str, spec: EncoderModelSpec, limits: 
     return MediaWork(media_decode.decoder(spec.modality, limits), preprocess)
 
 
-def _start_worker(make_work: MakeWork, *args: Any) -> None:
-    global _work
+def _start_worker(slots: SharedSlots, make_work: MakeWork, *args: Any) -> None:
+    global _slots, _work
     threading.Thread(target=_end_with_parent, daemon=True, name="end-with-parent").start()
-    _work = make_work(*args)
+    _slots, _work = slots, make_work(*args)
 
 
 def _end_with_parent() -> None:
@@ -202,6 +216,7 @@ def _ping() -> tuple[int, tuple[str, str]]:
     return os.getpid(), (getattr(_work, "preprocessing", "checkpoint"), getattr(_work, "why", ""))
 
 
-def _prepare(data: bytes) -> EncoderInputs:
+def _prepare(data: bytes, slot: int | None) -> EncoderInputs | Stored:
     assert _work is not None
-    return _work(data)
+    assert _slots is not None
+    return _slots.store(slot, _work(data))

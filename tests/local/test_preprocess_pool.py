@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -144,6 +145,20 @@ async def test_workers_work_at_the_same_time(warm: Any) -> None:
     assert len(children()) == 2
     pids = await asyncio.gather(one.run(b"4x4:sleep0.5"), one.run(b"4x4:pid"), one.run(b"4x4:pid"))
     assert len({p.shape_key for p in pids[1:]}) == 1
+
+
+async def test_more_items_than_shared_memory_has_room_for_are_prepared(warm: Any) -> None:
+    """Items that nobody has encoded yet keep their slots; those that find none come by the pipe."""
+    one = await warm(item_timeout_s=30)
+    count = one._slots.count
+    held = [await one.run(f"{n}x{n}:held".encode()) for n in range(1, count + 3)]
+    assert one._slots.take() is None
+    assert [item.shape_key for item in held] == [f"{n}x{n}" for n in range(1, count + 3)]
+    for n, item in enumerate(held, 1):
+        np.testing.assert_equal(dict(item.arrays), dict(inputs_of(f"{n}x{n}:held".encode()).arrays))
+    held.clear()
+    item = None
+    assert {one._slots.take() for _ in range(count)} == set(range(count))
 
 
 async def test_the_pool_says_how_its_workers_prepare(warm: Any, caplog: pytest.LogCaptureFixture) -> None:

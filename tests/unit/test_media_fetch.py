@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.media_fetch import FetchOptions, MediaFetcher
 from deployments.errors import ClientError
@@ -119,6 +121,25 @@ async def test_environment_proxies_are_not_used(origin: Origin, monkeypatch: pyt
 async def test_data_urls(url: str, expected: bytes) -> None:
     """data: URLs are read by RFC 2397, base64 and percent-encoded."""
     assert await MediaFetcher(FetchOptions(), LIMITS).fetch(url) == expected
+
+
+TAKES_DATA = MediaFetcher(FetchOptions(), LIMITS)
+BASE64_LETTERS = st.text(alphabet="AZaz09+/=-_ \n\t\u00e9%", max_size=9)
+
+
+@given(data=st.binary(max_size=9), text=BASE64_LETTERS, padding=st.integers(0, 4), flip=st.booleans())
+def test_base64_is_what_python_takes_for_it(data: bytes, text: str, padding: int, flip: bool) -> None:
+    """Whether a field is base64, and of what, is as the standard library says, strictly."""
+    field = (base64.b64encode(data).decode() if flip else text) + "=" * padding
+    try:
+        expected = base64.b64decode(field, validate=True)
+    except ValueError:
+        expected = b""  # which is refused too
+    if expected:
+        assert asyncio.run(TAKES_DATA.from_base64(field)) == expected
+    else:
+        with pytest.raises(ClientError):
+            asyncio.run(TAKES_DATA.from_base64(field))
 
 
 # ---- where it may not go ----
