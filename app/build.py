@@ -221,6 +221,7 @@ def encoder_options(config: AppConfig, spec: EncoderSpec, graphs: AnyGraphOption
         graphs=graphs,
         max_batch_size=config.encoders.max_batch_size,
         batch_wait_s=config.encoders.batch_wait_s,
+        max_batch_s=config.encoders.max_batch_s,
         stuck_after_s=config.encoders.stuck_after_s,
     )
 

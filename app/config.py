@@ -39,6 +39,9 @@ class EncodersConfig(_Strict):
     batch_wait_s: float = Field(
         default=0.004, ge=0, le=1, description="longest wait for company of one shape, and only in a queue"
     )
+    max_batch_s: float = Field(
+        default=0.03, ge=0, le=10, description="longest batch of several items, by what they took before"
+    )
     preprocess_workers: int = Field(default=1, ge=1, le=64, description="CPU processes per encoder replica")
     preprocess_timeout_s: float = Field(default=20.0, gt=0, description="longest preparation of one item")
     stuck_after_s: float = Field(

@@ -66,6 +66,7 @@ class Batcher:
         self.media_hits: collections.Counter[str] = collections.Counter()
         self.captured_media: dict[str, None] = dict.fromkeys(engine.warmed)
         self.ineligible: dict[str, None] = {}  # shapes that no graph is for, whatever the batch
+        self.item_s: dict[str, float] = {}  # by shape, what an item took of late
         self._wake = asyncio.Event()
 
     def submit(self, inputs: EncoderInputs, request_id: str = "") -> "asyncio.Future[Done]":
@@ -95,7 +96,11 @@ class Batcher:
                 continue
             waiting = [Waiting(job.inputs.shape_key, job.queued_at_s) for job in self.queue]
             step = next_batch(
-                waiting, time.monotonic(), policy=self.policy, graph_sizes=self._sizes(waiting[0].shape_key)
+                waiting,
+                time.monotonic(),
+                policy=self.policy,
+                graph_sizes=self._sizes(waiting[0].shape_key),
+                item_s=self.item_s,
             )
             if isinstance(step, Take):
                 await self._run_and_settle(self._take(step.indices))
@@ -144,11 +149,11 @@ class Batcher:
             self.running_since_s = None
         encode_s = time.monotonic() - begun
         self.count(batch[0].inputs.shape_key, len(batch), hit)
+        self._learn(batch[0].inputs.shape_key, encode_s / len(batch))
         why = miss_reason(before, self.engine.stats())
         if why == "ineligible" and len(batch) in self.graph_sizes:  # not even at a size that graphs are for
             self.ineligible[batch[0].inputs.shape_key] = None
-            while len(self.ineligible) > COUNTED_KEYS:
-                self.ineligible.pop(next(iter(self.ineligible)))
+            _forget_oldest(self.ineligible)
         for job, tensor in zip(batch, tensors, strict=True):
             if not job.done.done():
                 job.done.set_result(Done(tensor, hit, len(batch), begun - job.queued_at_s, encode_s, why))
@@ -181,9 +186,19 @@ class Batcher:
             self.media_hits[key] += items
             self.captured_media[key] = None
 
+    def _learn(self, key: str, item_s: float) -> None:
+        """Half of what is known is the last batch: a first one that was slow is soon forgotten."""
+        self.item_s[key] = (self.item_s.pop(key, item_s) + item_s) / 2
+        _forget_oldest(self.item_s)
+
     def _refuse(self, job: _Job, reason: str) -> None:
         if not job.done.done():
             job.done.set_exception(TerminalError(reason, self.replica_id))
+
+
+def _forget_oldest(by_key: dict[str, Any]) -> None:
+    while len(by_key) > COUNTED_KEYS:
+        by_key.pop(next(iter(by_key)))
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

@@ -26,6 +26,7 @@ class EncoderOptions:
     graphs: Any  # policies.graph_options: GraphOptions or BudgetOptions
     max_batch_size: int = 8
     batch_wait_s: float = 0.004  # longest wait for company, and only in a queue
+    max_batch_s: float = 0.03  # longest batch of several items, by what they took before
     stuck_after_s: float = 30.0
     controller_timeout_s: float = 3.0
     drain_s: float = 15.0  # longest wait for work in hand before a recycled replica exits

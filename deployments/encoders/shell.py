@@ -111,7 +111,11 @@ class EncoderShell:
             self.worker,
             self.engine,
             self.replica_id,
-            BatchingPolicy(self.options.max_batch_size, self.options.batch_wait_s),
+            BatchingPolicy(
+                self.options.max_batch_size,
+                self.options.batch_wait_s,
+                max_batch_s=self.options.max_batch_s,
+            ),
             self._fail,
             graph_sizes=getattr(graphs, "graph_batch_sizes", ()),
             max_graphs=getattr(graphs, "max_graphs", 0) if may_capture else 0,

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +12,8 @@ from deployments.encoders.batcher import COUNTED_KEYS, Batcher
 from deployments.families.base import EncoderInputs
 from policies.batching import BatchingPolicy
 from policies.stats import GraphStats
+
+ANY_LENGTH = BatchingPolicy(8, 0.001, max_batch_s=60.0)  # however slow the machine is
 
 
 class Engine:
@@ -55,7 +58,7 @@ async def run(engine: Engine, keys: list[str], **options: Any) -> Batcher:
         raise AssertionError(error)
 
     with ThreadPoolExecutor(1) as worker:
-        batcher = Batcher(worker, engine, "r1", BatchingPolicy(8, 0.001), failed, **options)
+        batcher = Batcher(worker, engine, "r1", ANY_LENGTH, failed, **options)
         loop = asyncio.create_task(batcher.run())
         futures = [batcher.submit(inputs(key)) for key in keys]
         await asyncio.wait_for(asyncio.gather(*futures), 5)
@@ -99,6 +102,38 @@ async def test_without_a_free_slot_no_shape_runs_alone() -> None:
     assert engine.batches == [["a"] * 4]
 
 
+async def test_shapes_that_fill_the_device_run_alone() -> None:
+    """Once known, a shape of which several take longer than a batch may runs in shorter batches."""
+
+    class Slow(Engine):
+        def encode(self, batch: list[EncoderInputs]) -> tuple[list[Any], bool]:
+            time.sleep(0.02 * len(batch))
+            return super().encode(batch)
+
+    engine = Slow()
+    with ThreadPoolExecutor(1) as worker:
+        policy = BatchingPolicy(8, 0.0, max_batch_s=0.03)
+        batcher = Batcher(worker, engine, "r1", policy, None)  # type: ignore[arg-type]
+        loop = asyncio.create_task(batcher.run())
+        for many in (3, 3):
+            await asyncio.gather(*[batcher.submit(inputs("a")) for _ in range(many)])
+        loop.cancel()
+    assert engine.batches == [["a", "a", "a"], ["a"], ["a"], ["a"]]
+
+
+def test_one_slow_batch_is_soon_forgotten() -> None:
+    """What an item takes follows the last few batches, of as many shapes as are counted."""
+    batcher = Batcher(None, Engine(), "r1", BatchingPolicy(), None)  # type: ignore[arg-type]
+    batcher._learn("a", 1.0)
+    assert batcher.policy.limit(batcher.item_s["a"]) == 1
+    for _ in range(10):
+        batcher._learn("a", 0.001)
+    assert batcher.policy.limit(batcher.item_s["a"]) == batcher.policy.max_batch_size
+    for number in range(1000):
+        batcher._learn(f"rare {number}", 1.0)
+    assert len(batcher.item_s) == COUNTED_KEYS
+
+
 async def test_counted_keys_stay_bounded() -> None:
     """A thousand shapes leave a bounded count, and the most used ones stay in it."""
     batcher = Batcher(None, Engine(), "r1", BatchingPolicy(), None)  # type: ignore[arg-type]
@@ -114,7 +149,7 @@ async def test_a_cancelled_item_is_not_encoded() -> None:
     gate = threading.Event()
     engine = Engine(gate)
     with ThreadPoolExecutor(1) as worker:
-        batcher = Batcher(worker, engine, "r1", BatchingPolicy(8, 0.0), None)  # type: ignore[arg-type]
+        batcher = Batcher(worker, engine, "r1", ANY_LENGTH, None)  # type: ignore[arg-type]
         loop = asyncio.create_task(batcher.run())
         first = batcher.submit(inputs("a"))
         while batcher.running_since_s is None:
@@ -133,7 +168,7 @@ async def test_hits_and_reasons_of_misses_are_told_apart() -> None:
     """Of each item it is known whether it ran in a graph and why not; hits are counted by media key."""
     engine = Engine()
     with ThreadPoolExecutor(1) as worker:
-        batcher = Batcher(worker, engine, "r1", BatchingPolicy(8, 0.0), None)  # type: ignore[arg-type]
+        batcher = Batcher(worker, engine, "r1", ANY_LENGTH, None)  # type: ignore[arg-type]
         loop = asyncio.create_task(batcher.run())
         alone = [await batcher.submit(inputs("a")) for _ in range(3)]
         together = await asyncio.gather(*[batcher.submit(inputs("a")) for _ in range(2)])

@@ -39,6 +39,17 @@ def test_next_batch(
         assert step == expected
 
 
+@pytest.mark.parametrize(
+    ("item_s", "taken"),
+    [(0.0, 3), (0.009, 3), (0.011, 2), (0.022, 1), (5.0, 1)],
+    ids=["not known", "short: all that may run", "two fit", "one fills the device", "longer than the bound"],
+)
+def test_a_batch_of_several_is_as_long_as_it_may_be(item_s: float, taken: int) -> None:
+    """What an item took before bounds how many run together, and a batch that is full by that waits not."""
+    step = next_batch(queue(*"aaaa"), 0.0, policy=POLICY, graph_sizes={}, item_s={"a": item_s, "b": 9.0})
+    assert step == Take(tuple(range(taken)))
+
+
 def test_throughput_may_be_preferred_to_graphs() -> None:
     """With ``prefer_graphs`` off the largest batch of one shape runs, graph or not."""
     policy = BatchingPolicy(max_batch_size=3, prefer_graphs=False)
@@ -51,13 +62,18 @@ def test_throughput_may_be_preferred_to_graphs() -> None:
     now_s=st.floats(0.0, 0.01),
     graph_sizes=st.dictionaries(st.sampled_from("abc"), st.lists(st.integers(1, 8), max_size=3)),
     prefer=st.booleans(),
+    item_s=st.dictionaries(st.sampled_from("abc"), st.floats(0.0, 1.0)),
 )
 def test_every_batch_is_of_one_shape_and_has_the_oldest(
-    keys: list[str], now_s: float, graph_sizes: dict[str, list[int]], prefer: bool
+    keys: list[str],
+    now_s: float,
+    graph_sizes: dict[str, list[int]],
+    prefer: bool,
+    item_s: dict[str, float],
 ) -> None:
     """No batch mixes shapes or exceeds the limit, the oldest item is in it, and nobody waits too long."""
     policy = BatchingPolicy(max_batch_size=4, max_wait_s=0.005, prefer_graphs=prefer)
-    step = next_batch(queue(*keys), now_s, policy=policy, graph_sizes=graph_sizes)
+    step = next_batch(queue(*keys), now_s, policy=policy, graph_sizes=graph_sizes, item_s=item_s)
     if isinstance(step, WaitFor):
         assert 0 < step.seconds <= policy.max_wait_s
         assert now_s + step.seconds <= policy.max_wait_s + 1e-9
@@ -66,6 +82,7 @@ def test_every_batch_is_of_one_shape_and_has_the_oldest(
     assert list(step.indices) == sorted(set(step.indices))
     assert len({keys[i] for i in step.indices}) == 1
     assert len(step.indices) <= policy.max_batch_size
+    assert len(step.indices) == 1 or len(step.indices) * item_s.get(keys[0], 0.0) <= policy.max_batch_s
 
 
 def test_an_empty_queue_is_the_callers_error() -> None:

@@ -38,7 +38,13 @@ def shell(
     controller: FakeController | None = None,
     **options: Any,
 ) -> Shell:
-    values = {"stuck_after_s": 5.0, "controller_timeout_s": 0.2, "max_batch_size": 4, **options}
+    values = {
+        "stuck_after_s": 5.0,
+        "controller_timeout_s": 0.2,
+        "max_batch_size": 4,
+        "max_batch_s": 60.0,
+        **options,
+    }
     return Shell(
         EncoderOptions(
             EncoderModelSpec("model", "image", "float32"),
