@@ -15,6 +15,8 @@ BODY_ITEMS = 100_000
 BODY_DEPTH = 100
 """Objects and lists within each other."""
 
+ITEM_MARKS = (b",", b"[", b"{")
+
 
 @dataclass
 class Room:
@@ -56,7 +58,8 @@ class Body:
                 async for chunk in stream:
                     self.room.take(len(chunk))
                     self.size += len(chunk)
-                    items += sum(map(chunk.count, (b",", b"[", b"{")))
+                    # Whether there are any is found out ten times faster than how many: base64 has none.
+                    items += sum(chunk.count(mark) for mark in ITEM_MARKS if mark in chunk)
                     if self.size > self.max_bytes:
                         raise HttpError(413, f"the body is larger than {self.max_bytes} bytes")
                     if items > BODY_ITEMS:
