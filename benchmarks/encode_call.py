@@ -34,8 +34,8 @@ async def timed_encode(handle: Any, item: MediaItem) -> tuple[dict[str, float], 
     if not isinstance(receipt, EncodeReceipt):
         raise TypeError(f"no receipt but {receipt!r}")
     embedding = await refs.__anext__()
+    whole = time.perf_counter() - begun  # nobody waits for the stream's end
     await anext(refs, None)
-    whole = time.perf_counter() - begun
     stages = {
         "preprocessing": receipt.preprocess_s,
         "queue": receipt.queue_s,
