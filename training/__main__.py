@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from training import fit, voices
+from training import fit, measure, voices
 from training.export import write_weights
 
 
@@ -36,7 +36,7 @@ def main() -> None:
     model = fit.train(train_clips, options, device, arguments.out)
     digest = write_weights(model.cpu(), arguments.out / "model.safetensors")
     fit.say(f"model.safetensors sha256 {digest}, {time.monotonic() - begun:.0f} s")
-    results = fit.report(model.to(device), held_out_clips, options.seed, device)
+    results = measure.report(model.to(device), held_out_clips, options.seed, device)
     (arguments.out / "results.json").write_text(json.dumps(results, indent=1))
     for kind, line in results.items():
         fit.say(f"{kind}: {line}")

@@ -1,8 +1,8 @@
 """Tasks to tensors: the prompt as the chat template and the processor make it, patches, samples, labels."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,21 +13,13 @@ from torch import Tensor
 from toy_model import configs as c
 from toy_model import vocabulary, write
 from toy_model.checkpoint_code import image_processing_minicpmo as pictures
-from training import mel, voices
-from training.tasks import MARKS, Task, Tasks, surround
+from training import mel
+from training.tasks import MARKS, Task
 
 IGNORED = -100
+ABSENT = -1
 PAD = "<|endoftext|>"
-SHORT = {
-    "shapes": 0.33, "asked": 0.05, "digit": 0.14, "word": 0.15, "both": 0.14, "lone": 0.04,
-    "nothing_seen": 0.03, "nothing_heard": 0.04, "text": 0.08,
-}  # fmt: skip
-"""Shares of the kinds among pictures of one slice, sounds and texts."""
-LONG = {
-    "shapes": 0.44, "asked": 0.04, "digit": 0.13, "both": 0.18, "nothing_seen": 0.1,
-    "long_sound": 0.05, "two": 0.06,
-}  # fmt: skip
-"""Shares of the kinds among pictures of several slices, long sounds and too many media."""
+PICTURE_MARKS = [name for name in MARKS if name != "word"]
 
 
 class Prompts:
@@ -67,46 +59,111 @@ class Prompts:
 
 
 def _sound_placeholder(samples: int) -> str:
-    total = int(_tokens(samples))
+    total = _tokens(samples)
     runs = [min(10, total - start) for start in range(0, total, 10)]
     return "".join(f"<|audio_start|>{'<unk>' * count}<|audio_end|>" for count in runs)
 
 
 def _tokens(samples: int) -> int:
-    frames = -(-samples // mel.HOP)
-    return ((frames - 1) // 2 + 1) // c.POOL_STEP
+    return mel.tokens_of(mel.frames_of(samples))
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that a row of a batch holds: the sizes of its tensors."""
+
+    tokens: int  # of prompt and answer
+    answer: int
+    slices: int
+    patches: int  # in a slice
+    sounds: int
+    samples: int  # in a sound
+
+    def hold(self, other: "Limits") -> bool:
+        """Whether nothing of the other is more."""
+        return all(getattr(self, f.name) >= getattr(other, f.name) for f in fields(self))
 
 
 @dataclass
 class Batch:
-    """Everything of a step; sounds and patches are small integers until they are on the device."""
+    """Rows of equal size; a slice or sound that a row does not have is ABSENT and one patch or frame long."""
 
-    ids: Tensor  # (batch, length) int64
-    labels: Tensor  # (batch, length) int64, what comes next, IGNORED outside the answer
-    patches: Tensor  # (slices, most, 3 * patch * patch) uint8
-    grids: Tensor  # (slices, 2) int64
-    seen_at: Tensor  # (slices * queries,) flat positions in ids
-    sounds: Tensor  # (clips, samples) int16
-    samples: Tensor  # (clips,) int64
-    heard_from: Tensor  # (embeddings,) flat positions in (clips, most embeddings)
-    heard_at: Tensor  # (embeddings,) flat positions in ids
-    overviews: Tensor  # (pictures,) which slice is a picture's first
-    picture_marks: Tensor  # (pictures, marks) int64
-    sound_marks: Tensor  # (clips,) int64
-    kinds: list[str]
+    ids: Tensor  # (rows, tokens) int64
+    answer_at: Tensor  # (rows,) int64, the place whose next token is the answer's first
+    labels: Tensor  # (rows, answer) int64, IGNORED after the end
+    patches: Tensor  # (rows, slices, patches, 3 * patch * patch) uint8
+    grids: Tensor  # (rows, slices, 2) int64
+    slice_at: Tensor  # (rows, slices) int64, the first of a slice's places in its row
+    samples: Tensor  # (rows, sounds, samples) int16; none once the features are made
+    features: Tensor  # (rows, sounds, bins, frames) float32; none before
+    frames: Tensor  # (rows, sounds) int64
+    sound_at: Tensor  # (rows, sounds) int64
+    picture_marks: Tensor  # (rows, marks) int64, of the first picture
+    sound_marks: Tensor  # (rows,) int64, of the first sound
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of them, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def pin_memory(self) -> "Batch":
+        """The same in memory that a device can fetch from by itself."""
+        return Batch(**{name: value.pin_memory() for name, value in self.tensors().items()})
 
     def to(self, device: torch.device) -> "Batch":
-        """The same on a device."""
-        moved = {
-            f.name: value.to(device, non_blocking=True)
-            if isinstance(value := getattr(self, f.name), Tensor)
-            else value
-            for f in fields(self)
-        }
-        return Batch(**moved)
+        """The same on a device, with the sounds' features."""
+        moved = Batch(**{name: v.to(device, non_blocking=True) for name, v in self.tensors().items()})
+        if not moved.samples.numel():
+            return moved
+        features = mel.features(moved.samples.flatten(0, 1).float() / 32768)
+        # The silence behind the longest sound is two frames at least, and no sound's.
+        most = min(features.shape[2] - 2, 2 * c.AUDIO_POSITIONS)
+        features = features[..., :most].unflatten(0, moved.samples.shape[:2])
+        return replace(moved, samples=moved.samples[..., :0], features=features)
+
+    def slice_places(self) -> Tensor:
+        """Where in the flat ids each slice's embeddings stand, (rows, slices, queries); absent: past all."""
+        rows, length = self.ids.shape
+        row = torch.arange(rows, device=self.ids.device)[:, None, None] * length
+        places = row + self.slice_at[..., None] + torch.arange(c.QUERIES, device=self.ids.device)
+        return torch.where(self.slice_at[..., None] == ABSENT, rows * length, places)
+
+    def sound_places(self, most: int) -> Tensor:
+        """The same of each sound's first ``most`` embeddings, (rows, sounds, most); two marks part tens."""
+        rows, length = self.ids.shape
+        row = torch.arange(rows, device=self.ids.device)[:, None, None] * length
+        number = torch.arange(most, device=self.ids.device)
+        places = row + self.sound_at[..., None] + number + 2 * (number // 10)
+        there = (self.sound_at[..., None] != ABSENT) & (number < mel.tokens_of(self.frames)[..., None])
+        return torch.where(there, places, rows * length)
 
 
-PICTURE_MARKS = [name for name in MARKS if name != "word"]
+@dataclass
+class Prepared:
+    """One task in pieces that a row is filled with."""
+
+    prompt: list[int]
+    answer: list[int]
+    slices: list[np.ndarray]  # (patches, 3 * patch * patch) uint8 each
+    grids: list[tuple[int, int]]
+    sounds: list[np.ndarray]  # (samples,) int16 each
+    media: list[tuple[str, int]]  # kind and number of embeddings, in the prompt's order
+    marks: dict[str, int]
+
+    @property
+    def needs(self) -> Limits:
+        """The least limits that hold it; sounds are followed by a window of silence, in whole frames."""
+        longest = max((len(sound) for sound in self.sounds), default=0)
+        return Limits(
+            tokens=len(self.prompt) + len(self.answer),
+            answer=len(self.answer),
+            slices=len(self.slices),
+            patches=max((len(piece) for piece in self.slices), default=0),
+            sounds=len(self.sounds),
+            samples=-(-(longest + mel.WINDOW) // mel.HOP) * mel.HOP if longest else 0,
+        )
 
 
 class Collector:
@@ -115,130 +172,80 @@ class Collector:
     def __init__(self) -> None:
         self.prompts = Prompts()
 
-    def collect(self, tasks: list[Task]) -> Batch:
-        """One padded batch."""
-        prompts = [self.prompts.encode(self.prompts.prompt(task)) for task in tasks]
+    def prepare(self, task: Task) -> Prepared:
+        """The task's tokens, patches and samples."""
         end = self.prompts.ids["<|im_end|>"]
-        answers = [[*self.prompts.encode(task.answer), end] for task in tasks]
-        length = -(-max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True)) // 8) * 8
-        ids = np.full((len(tasks), length), self.prompts.ids[PAD])
-        labels = np.full((len(tasks), length), IGNORED)
-        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            ids[row, : len(prompt) + len(answer)] = [*prompt, *answer]
-            labels[row, len(prompt) - 1 : len(prompt) + len(answer) - 1] = answer
-        media = self._media(tasks, ids)
-        return Batch(
-            ids=torch.from_numpy(ids), labels=torch.from_numpy(labels), kinds=[t.kind for t in tasks], **media
-        )
+        made = Prepared(
+            self.prompts.encode(self.prompts.prompt(task)),
+            [*self.prompts.encode(task.answer), end],
+            [], [], [], [], task.marks,
+        )  # fmt: skip
+        for part in task.parts:
+            if isinstance(part, Image.Image):
+                pieces = pictures.cut(part, 9, c.SLICE_SIDE, c.PATCH)
+                made.slices += [as_patches(np.asarray(piece)) for piece in pieces]
+                made.grids += [(piece.height // c.PATCH, piece.width // c.PATCH) for piece in pieces]
+                made.media += [("slice", c.QUERIES)] * len(pieces)
+            elif isinstance(part, np.ndarray):
+                made.sounds.append(np.clip(np.round(part * 32767), -32767, 32767).astype(np.int16))
+                made.media.append(("sound", _tokens(len(part))))
+        return made
 
-    def _media(self, tasks: list[Task], ids: np.ndarray) -> dict[str, Tensor]:
-        """Slices and sounds in the order of their placeholders, and where those stand."""
-        slices: list[np.ndarray] = []
-        grids: list[tuple[int, int]] = []
-        sounds: list[np.ndarray] = []
-        overviews, picture_marks, sound_marks, seen_at = [], [], [], []
-        heard: list[tuple[int, np.ndarray]] = []
-        unknown = self.prompts.ids["<unk>"]
-        for row, task in enumerate(tasks):
-            places = np.flatnonzero(ids[row] == unknown) + row * ids.shape[1]
-            for part in task.parts:
-                if isinstance(part, Image.Image):
-                    overviews.append(len(slices))
-                    picture_marks.append([task.marks.get(name, IGNORED) for name in PICTURE_MARKS])
-                    pieces = pictures.cut(part, 9, c.SLICE_SIDE, c.PATCH)
-                    slices += [as_patches(np.asarray(piece)) for piece in pieces]
-                    grids += [(piece.height // c.PATCH, piece.width // c.PATCH) for piece in pieces]
-                    count = len(pieces) * c.QUERIES
-                    seen_at.append(places[:count])
-                elif isinstance(part, np.ndarray):
-                    count = _tokens(len(part))
-                    heard.append((len(sounds), places[:count]))
-                    sound_marks.append(task.marks.get("word", IGNORED))
-                    sounds.append(part)
-                else:
-                    continue
-                places = places[count:]
-        padded, lengths = _pad_sounds(sounds)
-        most = _tokens(padded.shape[1])
-        return {
-            "patches": torch.from_numpy(_pad(slices, (3 * c.PATCH**2,), np.uint8)),
-            "grids": torch.tensor(grids).reshape(-1, 2),
-            "seen_at": _joined(seen_at),
-            "sounds": torch.from_numpy(padded),
-            "samples": torch.from_numpy(lengths),
-            "heard_from": _joined([clip * most + np.arange(len(places)) for clip, places in heard]),
-            "heard_at": _joined([places for _, places in heard]),
-            "overviews": torch.tensor(overviews, dtype=torch.int64),
-            "picture_marks": torch.tensor(picture_marks, dtype=torch.int64).reshape(-1, len(PICTURE_MARKS)),
-            "sound_marks": torch.tensor(sound_marks, dtype=torch.int64),
-        }
+    def collect(self, tasks: list[Task]) -> Batch:
+        """The tasks as a batch that just holds them."""
+        made = [self.prepare(task) for task in tasks]
+        most = [max(getattr(one.needs, f.name) for one in made) for f in fields(Limits)]
+        return self.fill(made, Limits(*most))
+
+    def fill(self, made: Sequence[Prepared], limits: Limits) -> Batch:
+        """A batch of these limits, which must hold each."""
+        batch = _empty(len(made), limits, self.prompts.ids[PAD])
+        for row, one in enumerate(made):
+            self._fill_row(batch, row, one)
+        return batch
+
+    def _fill_row(self, batch: Batch, row: int, one: Prepared) -> None:
+        tokens = [*one.prompt, *one.answer]
+        batch.ids[row, : len(tokens)] = torch.tensor(tokens)
+        batch.answer_at[row] = len(one.prompt) - 1
+        batch.labels[row, : len(one.answer)] = torch.tensor(one.answer)
+        for number, (piece, grid) in enumerate(zip(one.slices, one.grids, strict=True)):
+            batch.patches[row, number, : len(piece)] = torch.from_numpy(piece)
+            batch.grids[row, number] = torch.tensor(grid)
+        for number, sound in enumerate(one.sounds):
+            batch.samples[row, number, : len(sound)] = torch.from_numpy(sound)
+            batch.frames[row, number] = mel.frames_of(len(sound))
+        places = np.flatnonzero(np.array(one.prompt) == self.prompts.ids["<unk>"])
+        counts, starts = {"slice": 0, "sound": 0}, {"slice": batch.slice_at, "sound": batch.sound_at}
+        for kind, embeddings in one.media:
+            if embeddings:
+                starts[kind][row, counts[kind]] = int(places[0])
+            counts[kind] += 1
+            places = places[embeddings:]
+        for number, name in enumerate(PICTURE_MARKS):
+            batch.picture_marks[row, number] = one.marks.get(name, IGNORED)
+        batch.sound_marks[row] = one.marks.get("word", IGNORED)
+
+
+def _empty(rows: int, limits: Limits, pad: int) -> Batch:
+    width = 3 * c.PATCH**2
+    return Batch(
+        ids=torch.full((rows, limits.tokens), pad),
+        answer_at=torch.zeros(rows, dtype=torch.int64),
+        labels=torch.full((rows, limits.answer), IGNORED),
+        patches=torch.zeros((rows, limits.slices, limits.patches, width), dtype=torch.uint8),
+        grids=torch.ones((rows, limits.slices, 2), dtype=torch.int64),
+        slice_at=torch.full((rows, limits.slices), ABSENT),
+        samples=torch.zeros((rows, limits.sounds, limits.samples), dtype=torch.int16),
+        features=torch.zeros((rows, limits.sounds, c.MEL_BINS, 0)),
+        frames=torch.ones((rows, limits.sounds), dtype=torch.int64),
+        sound_at=torch.full((rows, limits.sounds), ABSENT),
+        picture_marks=torch.full((rows, len(PICTURE_MARKS)), IGNORED),
+        sound_marks=torch.full((rows,), IGNORED),
+    )
 
 
 def as_patches(pixels: np.ndarray) -> np.ndarray:
     """(height, width, 3) to (patches, 3 * patch * patch), each as the patch convolution reads it."""
     strip = pictures.to_strip(pixels, c.PATCH)
     return strip.reshape(3, c.PATCH, -1, c.PATCH).transpose(2, 0, 1, 3).reshape(-1, 3 * c.PATCH**2)
-
-
-def _joined(arrays: list[np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int64))
-
-
-def _pad(arrays: list[np.ndarray], shape: tuple[int, ...], kind: Any) -> np.ndarray:
-    out = np.zeros((len(arrays), max((len(a) for a in arrays), default=1), *shape), dtype=kind)
-    for row, array in zip(out, arrays, strict=True):
-        row[: len(array)] = array
-    return out
-
-
-def _pad_sounds(sounds: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """int16 with at least 400 samples of silence after the longest, in whole frames."""
-    lengths = np.array([len(sound) for sound in sounds], dtype=np.int64)
-    longest = int(lengths.max(initial=mel.HOP)) + mel.WINDOW
-    padded = np.zeros((len(sounds), -(-longest // mel.HOP) * mel.HOP), dtype=np.int16)
-    for row, sound in zip(padded, sounds, strict=True):
-        row[: len(sound)] = np.clip(np.round(sound * 32767), -32767, 32767).astype(np.int16)
-    return padded, lengths
-
-
-class TaskBatches(torch.utils.data.Dataset[list[Batch]]):
-    """Item i is step i's batches, always the same: a short one and a long one."""
-
-    def __init__(self, clips: list[voices.Spoken], seed: int, steps: int, sizes: tuple[int, int]) -> None:
-        self.tasks = Tasks(clips, held_out=False)
-        self.seed, self.steps, self.sizes = seed, steps, sizes
-
-    def __len__(self) -> int:
-        return self.steps
-
-    @cached_property
-    def collector(self) -> Collector:
-        return Collector()
-
-    def __getitem__(self, step: int) -> list[Batch]:
-        rng = np.random.default_rng([self.seed, step])
-        limit = int(rng.choice([3, 4, 6, 9]))
-        return [
-            self.collector.collect(
-                [
-                    surround(self.tasks.make(str(kind), rng, slices), rng)
-                    for kind in rng.choice(list(shares), size, p=list(shares.values()))
-                ]
-            )
-            for shares, size, slices in zip((SHORT, LONG), self.sizes, ((1, 1), (2, limit)), strict=True)
-            if size
-        ]
-
-
-def held_out(
-    clips: list[voices.Spoken], seed: int, sizes: dict[tuple[str, tuple[int, int]], int]
-) -> list[Batch]:
-    """Batches of the held-out side, one or more for each kind and number of slices."""
-    tasks, collector = Tasks(clips, held_out=True), Collector()
-    batches = []
-    for number, ((kind, slices), size) in enumerate(sizes.items()):
-        rng = np.random.default_rng([seed, 1_000_000 + number])
-        for start in range(0, size, 64):
-            made = [tasks.make(kind, rng, slices) for _ in range(min(64, size - start))]
-            batches.append(collector.collect(made))
-    return batches

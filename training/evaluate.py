@@ -9,6 +9,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 import sys
 import wave
 from collections import Counter
@@ -20,13 +21,19 @@ import numpy as np
 from openai import AsyncOpenAI
 from PIL import Image
 
-from training import digits, voices
+from training import voices
 from training.tasks import Part, Task, Tasks
 
 TARGETS = {"shapes": 0.95, "slices": 0.95, "digit": 0.90, "word": 0.90, "both": 0.85, "text": 0.95}
 """Least share of exact answers of each kind that is asked."""
-READ = {"digit": ("digit ", digits.NAMES), "word": ("word is ", list(voices.WORDS))}
-"""What stands before the one word that counts, and the words that it can be."""
+CLAUSES = (
+    r"word is (?P<word>\w+)",
+    r"shows the digit (?P<digit>\w+)",
+    r"shows an? (?P<colour>\w+) (?P<shape>\w+) (?P<place>(?:at|in) the [a-z ]+)",
+    r"shows an? (?P<colour>\w+) (?P<shape>\w+) (?P<relation>left of|above) "
+    r"an? (?P<second_colour>\w+) (?P<second_shape>\w+)",
+)
+"""What an answer can say of a picture and of a sound, by the name of the mark."""
 LONGEST_ANSWER = 96
 
 
@@ -78,22 +85,24 @@ async def answers(base_url: str, model: str | None, tasks: list[Task], at_once: 
         return await asyncio.gather(*map(one, tasks))
 
 
-def confusion(tasks: list[Task], given: list[str], kind: str) -> dict[str, Counter[str]]:
-    """For each true word, how often each word was read; "-" where none of them was."""
-    before, words = READ[kind]
+def readings(answer: str) -> dict[str, str]:
+    """The marks that an answer states."""
+    found = (re.search(clause, answer) for clause in CLAUSES)
+    return {name: value for match in found if match for name, value in match.groupdict().items()}
 
-    def read(text: str) -> str:
-        word = text.partition(before)[2].partition(".")[0]
-        return word if word in words else "-"
 
-    table: dict[str, Counter[str]] = {word: Counter() for word in words}
+def confusion(tasks: list[Task], given: list[str]) -> dict[str, dict[str, Counter[str]]]:
+    """For each mark and each true value, how often each value was read; "-" where none was stated."""
+    table: dict[str, dict[str, Counter[str]]] = {}
     for task, text in zip(tasks, given, strict=True):
-        table[read(task.answer)][read(text)] += 1
+        read = readings(text)
+        for name, truth in readings(task.answer).items():
+            table.setdefault(name, {}).setdefault(truth, Counter())[read.get(name, "-")] += 1
     return table
 
 
 def measure(ask: Callable[[list[Task]], list[str]], kinds: dict[str, list[Task]]) -> dict[str, Any]:
-    """Exact answers, share and, where one word counts, the confusion, for each kind."""
+    """Exact answers, their share, a few wrong ones and the confusions, for each kind."""
     results: dict[str, Any] = {}
     for kind, tasks in kinds.items():
         given = ask(tasks)
@@ -104,9 +113,8 @@ def measure(ask: Callable[[list[Task]], list[str]], kinds: dict[str, list[Task]]
             "asked": len(tasks),
             "share": right / len(tasks),
             "wrong": wrong[:10],
+            "confusion": confusion(tasks, given),
         }
-        if kind in READ:
-            results[kind]["confusion"] = confusion(tasks, given, kind)
     return results
 
 

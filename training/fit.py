@@ -1,29 +1,33 @@
-"""Training: mixed batches, the answers' cross entropy, and helping heads on the encoders that fade out."""
+"""The training loop: the encoders learn alone first, then everything; a CUDA graph replays each step."""
 
+import copy
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from toy_model import configs as c
-from toy_model import vocabulary
-from training import mel
-from training.batches import IGNORED, PICTURE_MARKS, Batch, TaskBatches, held_out
+from training.batches import Batch
+from training.export import write_weights
+from training.learner import Learner
 from training.model import ToyModel
+from training.pool import Pool
+from training.streams import STREAMS, Chunks
+from training.supply import Supply
 from training.tasks import MARKS
 from training.voices import Spoken
 
-WARM_UP = 0.03
-QUIET_BY = 6.0
-"""Logits of blanks stay this far below the mean of all, so that constrained decoding takes them last."""
+ALONE = ("picture", "sound", "both")
+"""Streams from which the encoders learn alone."""
+TABLES = ("embed_tokens.weight", "position_embedding.weight", "embed_positions.weight")
+"""Stay in float32: many positions add to the gradient of one row."""
+RISE = 0.02
+"""Share of the run, and then of the second phase, in which the learning rate rises."""
+WARM_UP_STEPS, AHEAD = 3, 8
 
 
 @dataclass(frozen=True)
@@ -31,111 +35,110 @@ class Options:
     """What a run is made of; the learning rate falls to zero at the last step or the deadline."""
 
     seed: int = 45
-    steps: int = 20_000
-    deadline_s: float = 840.0
-    short_batch: int = 384
-    long_batch: int = 32
+    steps: int = 100_000
+    deadline_s: float = 105.0
+    alone: float = 0.3  # share of the run in which the encoders learn alone, from the helping heads
+    scale: float = 1.0  # of every stream's rows
     rate: float = 1.5e-3
     decay: float = 0.05
-    uses: int = (
-        8  # steps for each pair of batches that is made: making them takes longer than a step on a GPU
-    )
-    kept: int = 256  # pairs of batches that a step draws from
+    kept: int = 300  # chunks that a step's rows are drawn from
     workers: int = 2
-    report_every: int = 100
-
-
-class Helpers(nn.Module):
-    """Linear readings of what is in a picture or a sound from the mean of its embeddings; not kept."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads = nn.ModuleDict({name: nn.Linear(c.HIDDEN, len(values)) for name, values in MARKS.items()})
-
-    def loss(self, name: str, states: Tensor, marks: Tensor) -> Tensor:
-        """Mean cross entropy over the marks that are known."""
-        logits = self.heads[name](states).float()
-        total = F.cross_entropy(logits, marks, ignore_index=IGNORED, reduction="sum")
-        return total / (marks != IGNORED).sum().clamp(min=1)
-
-
-class Learner:
-    """The model, its helpers and what a batch costs."""
-
-    def __init__(self, device: torch.device, seed: int) -> None:
-        self.device = device
-        torch.manual_seed(seed)
-        self.model = ToyModel()
-        self.model.start(seed)
-        self.model.to(device)
-        self.helpers = Helpers().to(device)
-
-    @cached_property
-    def blanks(self) -> Tensor:
-        """Ids of tokens that print as nothing but white space."""
-        signs = {vocabulary.spell(blank) for blank in (" ", "\t", "\n", "\r")}
-        ids = [number for token, number in vocabulary.vocabulary().items() if set(token) <= signs]
-        return torch.tensor(ids, device=self.device)
-
-    def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Logits (answers' tokens, vocabulary), their labels, and embeddings of slices and of sounds."""
-        patches = batch.patches.to(torch.float32) / 127.5 - 1.0
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            seen = patches.new_zeros(0, 1, c.HIDDEN)
-            heard = seen
-            if len(patches):
-                seen = self.model.see(patches, batch.grids)
-            if len(batch.sounds):
-                with torch.autocast(self.device.type, enabled=False):
-                    sounds = mel.features(batch.sounds.to(torch.float32) / 32768)
-                heard = self.model.hear(sounds, mel.frames_of(batch.samples))
-            states = self.model.states(
-                batch.ids,
-                seen.flatten(0, 1), batch.seen_at,
-                heard.flatten(0, 1)[batch.heard_from], batch.heard_at,
-            ).flatten(0, 1)  # fmt: skip
-            labels = batch.labels.flatten()
-            kept = torch.nonzero(labels != IGNORED)[:, 0]
-            return self.model.llm.lm_head(states[kept]).float(), labels[kept], seen.float(), heard.float()
-
-    def loss(self, batch: Batch, help_weight: float) -> tuple[Tensor, dict[str, Tensor]]:
-        """What to minimise, and its terms for the log."""
-        logits, labels, seen, heard = self.forward(batch)
-        answer = F.cross_entropy(logits, labels)
-        quiet = F.relu(logits[:, self.blanks] - logits.mean(1, keepdim=True).detach() + QUIET_BY).mean()
-        help_loss = answer.new_zeros(())
-        if help_weight:
-            pictures = seen[batch.overviews].mean(1)
-            for number, name in enumerate(PICTURE_MARKS):
-                if len(pictures):
-                    help_loss = help_loss + self.helpers.loss(name, pictures, batch.picture_marks[:, number])
-            if len(heard):
-                help_loss = help_loss + 2 * self.helpers.loss("word", _means(heard, batch), batch.sound_marks)
-        total = answer + 0.02 * quiet + help_weight * help_loss
-        return total, {"answer": answer.detach(), "help": help_loss.detach(), "quiet": quiet.detach()}
-
-
-def _means(heard: Tensor, batch: Batch) -> Tensor:
-    """Mean embedding of each sound, padding left out."""
-    counts = torch.zeros(heard.shape[:2], device=heard.device).flatten()
-    counts = counts.index_fill(0, batch.heard_from, 1.0).view(heard.shape[:2])
-    return (heard * counts[..., None]).sum(1) / counts.sum(1, keepdim=True).clamp(min=1)
+    report_every: int = 400
+    save_every_s: float = 60.0
 
 
 def _optimiser(learner: Learner, options: Options) -> torch.optim.AdamW:
-    named = [*learner.model.named_parameters(), *learner.helpers.named_parameters()]
+    named = list(learner.named_parameters())
     matrices = [p for name, p in named if p.dim() > 1 and "embed" not in name and "query" not in name]
     rest = [p for name, p in named if p.dim() <= 1 or "embed" in name or "query" in name]
     groups = [{"params": matrices, "weight_decay": options.decay}, {"params": rest, "weight_decay": 0.0}]
-    fused = learner.device.type == "cuda"
-    return torch.optim.AdamW(groups, lr=options.rate, betas=(0.9, 0.97), fused=fused)
+    on_gpu = learner.device.type == "cuda"
+    rate = torch.tensor(options.rate, device=learner.device) if on_gpu else options.rate
+    return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=on_gpu, capturable=on_gpu)
 
 
-def _rate_at(done: float) -> float:
-    """Share of the learning rate after a share of the run: a short rise, then half a cosine to zero."""
-    if done < WARM_UP:
-        return done / WARM_UP
-    return 0.5 * (1 + math.cos(math.pi * min(1.0, (done - WARM_UP) / (1 - WARM_UP))))
+class Stepper:
+    """Steps over rows drawn from the pools; on a GPU each step is one replay of a CUDA graph."""
+
+    def __init__(self, learner: Learner, options: Options) -> None:
+        self.learner, self.options = learner, options
+        self.optimiser = _optimiser(learner, options)
+        self.pools: dict[str, Pool] = {}
+        self.indices: dict[str, Tensor] = {}
+        self.help_weight = torch.zeros((), device=learner.device)
+        self.terms: dict[str, Tensor] = {}
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.taken = 0
+
+    def take(self, chunk: dict[str, Batch]) -> None:
+        """Put a chunk's rows into the pools."""
+        for name, made in chunk.items():
+            batch = made.to(self.learner.device)
+            if name not in self.pools:
+                self.pools[name] = Pool(batch, self.options.kept * len(batch))
+                self.indices[name] = torch.zeros(len(batch), dtype=torch.int64, device=self.learner.device)
+            self.pools[name].put(batch)
+
+    def step(self, rate: float, help_weight: float, alone: bool) -> None:
+        """One step; the first few of a phase run without a graph, as warm-up."""
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        self.help_weight.fill_(help_weight)
+        for name, index in self.indices.items():
+            index.random_(0, self.pools[name].filled)
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.learner.device.type == "cuda":
+            self._warm_or_capture(alone)
+        else:
+            self.compute(alone)
+
+    def begin_phase(self) -> None:
+        """Forget the graph and the gradients: other losses follow."""
+        self.graph, self.taken, self.terms = None, 0, {}
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def _warm_or_capture(self, alone: bool) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.compute(alone)
+        torch.cuda.current_stream().wait_stream(side)
+        self.taken += 1
+        if self.taken == WARM_UP_STEPS:
+            self.optimiser.zero_grad(set_to_none=True)
+            self.graph = torch.cuda.CUDAGraph()
+            # The loader's threads pin memory meanwhile.
+            with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
+                self.compute(alone)
+
+    def compute(self, alone: bool) -> None:
+        """Losses of all streams, gradients, and the optimiser's step."""
+        self.optimiser.zero_grad(set_to_none=True)
+        batches = [self.pools[name].draw(self.indices[name]) for name in (ALONE if alone else STREAMS)]
+        terms = torch.func.functional_call(self.learner, self._weights(), (batches, alone))
+        loss = self.help_weight * sum(terms[f"{name} loss"] for name in MARKS)
+        if not alone:
+            loss = loss + terms["answer loss"] + 0.02 * terms["quiet"]
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.learner.parameters(), 1.0)
+        self.optimiser.step()
+        for key, value in terms.items():
+            if key not in self.terms:
+                self.terms[key] = torch.zeros((), device=value.device)
+            self.terms[key] += value.detach()
+
+    def _weights(self) -> dict[str, Tensor]:
+        """The parameters as the step computes with them: bfloat16 on a GPU."""
+        if self.learner.device.type != "cuda":
+            return {}
+        return {
+            name: value if name.endswith(TABLES) else value.to(torch.bfloat16)
+            for name, value in self.learner.named_parameters()
+        }
 
 
 def say(text: str) -> None:
@@ -144,133 +147,82 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
+def rate_at(done: float, alone: float) -> float:
+    """Share of the learning rate after a share of the run: each phase rises, the second then falls."""
+    if done < alone:
+        return min(1.0, (done + 1e-4) / RISE)
+    joint = (done - alone) / (1 - alone)
+    return min(1.0, (joint + 1e-4) / RISE, 0.5 * (1 + math.cos(math.pi * min(1.0, joint))))
+
+
+def help_at(done: float, alone: float) -> float:
+    """The helping heads' weight: all of it while the encoders learn alone, then less and less."""
+    return 1.0 if done < alone else 0.3 * max(0.0, 1 - (done - alone) / (1 - alone))
+
+
 def train(clips: list[Spoken], options: Options, device: torch.device, place: Path) -> ToyModel:
-    """Train from seeded weights; a checkpoint is written to ``place`` at every tenth of the run."""
-    learner = Learner(device, options.seed)
-    optimiser = _optimiser(learner, options)
-    progress = Progress(options)
-    saved = 0.0
-    for step, batches in enumerate(_supply(clips, options, device, progress)):
-        done = progress.done(step + 1)
-        for group in optimiser.param_groups:
-            group["lr"] = options.rate * _rate_at(done)
-        progress.add(step + 1, _step(learner, optimiser, batches, 0.3 * max(0.0, 1 - done / 0.6)))
-        if done - saved >= 0.1 or done >= 1:
-            torch.save(learner.model.state_dict(), place / "toy.pt")
-            saved = done
-        if done >= 1:
-            break
+    """Train from seeded weights; the weights so far are written to ``place`` now and then."""
+    begun = time.monotonic()
+    with Supply(Chunks(clips, options.seed, options.scale), options.workers) as supply:
+        learner = Learner(device, options.seed)
+        stepper, progress = Stepper(learner, options), Progress(options, begun)
+        alone = options.alone > 0
+        for step in range(options.steps):
+            if chunk := supply.take(wait=step == 0):
+                stepper.take(chunk)
+                progress.chunks += 1
+            done = progress.done(step)
+            if done >= 1:
+                break
+            if alone and done >= options.alone:
+                progress.report(step, stepper.terms)
+                alone = False
+                stepper.begin_phase()
+            stepper.step(options.rate * rate_at(done, options.alone), help_at(done, options.alone), alone)
+            progress.pace()
+            if (step + 1) % options.report_every == 0:
+                progress.report(step + 1, stepper.terms)
+            if progress.save_due():
+                write_weights(copy.deepcopy(learner.model).cpu(), place / "so_far.safetensors")
     return learner.model
-
-
-def _step(
-    learner: Learner, optimiser: torch.optim.Optimizer, batches: list[Batch], help_weight: float
-) -> dict[str, Tensor]:
-    """One step over all of the batches; their weights are the roots of their sizes."""
-    sums: dict[str, Tensor] = {}
-    for batch in batches:
-        share = len(batch.kinds) ** 0.5 / sum(len(b.kinds) ** 0.5 for b in batches)
-        loss, terms = learner.loss(batch, help_weight)
-        (loss * share).backward()
-        sums = {name: value * share + sums.get(name, 0.0) for name, value in terms.items()}
-    torch.nn.utils.clip_grad_norm_([*learner.model.parameters(), *learner.helpers.parameters()], 1.0)
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
-    return sums
 
 
 class Progress:
     """How far the run is, by steps or by the clock, and a line of it now and then."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.begun = time.monotonic()
-        self.waited_s = 0.0
-        self.sums: dict[str, Tensor] = {}
+    def __init__(self, options: Options, begun: float) -> None:
+        self.options, self.begun = options, begun
+        self.saved = begun
+        self.chunks = 0
+        self.reported = 0
+        self.queued: deque[torch.cuda.Event] = deque()
 
     def done(self, steps: int) -> float:
         """Share of the run after so many steps: 1 or more at its end."""
         return max(steps / self.options.steps, (time.monotonic() - self.begun) / self.options.deadline_s)
 
-    def add(self, step: int, terms: dict[str, Tensor]) -> None:
-        """Count a step's losses in."""
-        self.sums = {name: value + self.sums.get(name, 0.0) for name, value in terms.items()}
-        every = self.options.report_every
-        if step % every == 0:
-            means = {name: f"{float(value) / every:.4f}" for name, value in self.sums.items()}
-            past_s = time.monotonic() - self.begun
-            say(f"step {step} {means} {past_s:.0f} s, of them {self.waited_s:.0f} s waiting for data")
-            self.sums = {}
+    def pace(self) -> None:
+        """Run at most a few steps ahead of the device."""
+        if not torch.cuda.is_available():
+            return
+        self.queued.append(torch.cuda.Event())
+        self.queued[-1].record()
+        if len(self.queued) > AHEAD:
+            self.queued.popleft().synchronize()
 
+    def save_due(self) -> bool:
+        """Whether the weights so far were not written for long."""
+        if time.monotonic() - self.saved < self.options.save_every_s:
+            return False
+        self.saved = time.monotonic()
+        return True
 
-def _supply(
-    clips: list[Spoken], options: Options, device: torch.device, progress: Progress
-) -> Iterator[list[Batch]]:
-    """Each step's batches on the device: a new pair every ``uses`` steps, else one drawn from those kept."""
-    made = -(-options.steps // options.uses)
-    data = TaskBatches(clips, options.seed, made, (options.short_batch, options.long_batch))
-    kept: list[list[Batch]] = []
-    rng = np.random.default_rng([options.seed, 2])
-    fresh = iter(_loader(data, options, device))
-    for step in range(options.steps):
-        if step % options.uses:
-            yield kept[int(rng.integers(len(kept)))]
-            continue
-        asked = time.monotonic()
-        pair = [batch.to(device) for batch in next(fresh)]
-        progress.waited_s += time.monotonic() - asked
-        kept = [*kept[-options.kept + 1 :], pair]
-        yield pair
-
-
-def _loader(data: TaskBatches, options: Options, device: torch.device) -> Iterable[list[Batch]]:
-    return torch.utils.data.DataLoader(
-        data, batch_size=None, shuffle=False, num_workers=options.workers,
-        prefetch_factor=3 if options.workers else None, persistent_workers=False,
-        pin_memory=device.type == "cuda",
-    )  # fmt: skip
-
-
-@torch.no_grad()
-def exact(model: ToyModel, device: torch.device, batches: list[Batch]) -> dict[str, tuple[int, int]]:
-    """For each kind, answers whose every token is the likeliest (so greedy decoding gives them), of all."""
-    learner = Learner(device, 0)
-    learner.model = model.eval()
-    counts: dict[str, tuple[int, int]] = {}
-    for batch in batches:
-        moved = batch.to(device)
-        logits, labels, _, _ = learner.forward(moved)
-        wrong = logits.argmax(1) != labels
-        rows = torch.nonzero(moved.labels.flatten() != IGNORED)[:, 0] // moved.labels.shape[1]
-        bad = torch.zeros(len(batch.kinds), device=device).index_add(0, rows, wrong.float()) > 0
-        for kind, failed in zip(batch.kinds, bad.tolist(), strict=True):
-            right, asked = counts.get(kind, (0, 0))
-            counts[kind] = (right + (not failed), asked + 1)
-    return counts
-
-
-HELD_OUT_SIZES = {
-    ("shapes", (1, 1)): 512,
-    ("shapes", (2, 9)): 256,
-    ("asked", (1, 1)): 128,
-    ("digit", (1, 1)): 384,
-    ("word", (1, 1)): 512,
-    ("both", (1, 1)): 512,
-    ("both", (2, 9)): 64,
-    ("lone", (1, 1)): 128,
-    ("nothing_seen", (1, 1)): 64,
-    ("nothing_heard", (1, 1)): 128,
-    ("text", (1, 1)): 256,
-    ("long_sound", (1, 1)): 32,
-    ("two", (1, 1)): 64,
-}
-
-
-def report(model: ToyModel, clips: list[Spoken], seed: int, device: torch.device) -> dict[str, str]:
-    """Exact answers on the held-out side, by kind and slices, as "right of asked"."""
-    lines = {}
-    for key, size in HELD_OUT_SIZES.items():
-        counts = exact(model, device, held_out(clips, seed, {key: size}))
-        for kind, (right, asked) in counts.items():
-            lines[f"{kind} {key[1]}"] = f"{right} of {asked} = {right / asked:.3f}"
-    return lines
+    def report(self, step: int, terms: dict[str, Tensor]) -> None:
+        """A line of the means since the last one."""
+        count = max(1, step - self.reported)
+        text = " ".join(f"{name} {float(value) / count:.3f}" for name, value in terms.items())
+        for value in terms.values():
+            value.zero_()
+        self.reported = step
+        past_s = time.monotonic() - self.begun
+        say(f"step {step}, {past_s:.0f} s, {self.chunks} chunks made: {text}")

@@ -1,6 +1,7 @@
 """Whisper's log-mel features of a padded batch of sounds, as transformers' extractor makes them."""
 
 from functools import cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from transformers.audio_utils import mel_filter_bank
 from toy_model import configs as c
 
 HOP, WINDOW = 160, 400
+Count = TypeVar("Count", int, Tensor)
 
 
 @cache
@@ -19,9 +21,14 @@ def _filters(device: torch.device) -> Tensor:
     return torch.from_numpy(bank).float().to(device)
 
 
-def frames_of(lengths: Tensor) -> Tensor:
-    """Mel frames of sounds of so many samples."""
-    return (lengths + HOP - 1) // HOP
+def frames_of(samples: Count) -> Count:
+    """Mel frames of a sound of so many samples."""
+    return (samples + HOP - 1) // HOP
+
+
+def tokens_of(frames: Count) -> Count:
+    """Embeddings that so many frames become."""
+    return ((frames - 1) // 2 + 1) // c.POOL_STEP
 
 
 def features(sounds: Tensor) -> Tensor:

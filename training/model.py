@@ -5,13 +5,23 @@ padding is masked, so each item's embeddings are those that it has alone.
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from toy_model import configs as c
+from training.batches import Batch
+from training.language import Language
+
+SHORT_PROMPT = 256
+"""Prompts up to this length go through the decoder together, and longer ones."""
+
+
+def rows_of(table: Tensor, index: Tensor) -> Tensor:
+    """Rows of an embedding table; the gradient adds up without sorting, as a CUDA graph needs it."""
+    return table.index_select(0, index.flatten()).view(*index.shape, table.shape[1])
 
 
 class SelfAttention(nn.Module):
@@ -82,7 +92,7 @@ class Vision(nn.Module):
         y = torch.bucketize((index // columns) / rows, edges, right=True)
         across = torch.bucketize((index % columns) / columns, edges, right=True)
         positions = torch.where(valid, y * side + across, 0)
-        x = x + self.embeddings["position_embedding"](positions)
+        x = x + rows_of(self.embeddings["position_embedding"].weight, positions).to(x.dtype)
         mask = valid[:, None, None]
         for layer in self.encoder["layers"]:
             x = layer(x, mask)
@@ -145,7 +155,7 @@ class Resampler(nn.Module):
         """Patch features (slices, most, vision width) to embeddings (slices, queries, hidden)."""
         index = torch.arange(x.shape[1], device=x.device)[None]
         rows = (index // grids[:, 1:]).clamp(max=69)
-        positions = self.table[rows, index % grids[:, 1:]]
+        positions = self.table[rows, index % grids[:, 1:]].to(x.dtype)
         x = self.ln_kv(self.kv_proj(x))
         out = self.attn(self.ln_q(self.query)[None], x + positions, x, valid[:, None, None])
         return self.ln_post(out) @ self.proj
@@ -188,7 +198,7 @@ class Audio(nn.Module):
         x = F.gelu(self.conv1(features * inside)) * inside
         x = F.gelu(self.conv2(x)).transpose(1, 2)
         at = at[: x.shape[1]]
-        x = x + self.embed_positions.weight[: x.shape[1]]
+        x = x + self.embed_positions.weight[: x.shape[1]].to(x.dtype)
         second = at // 50
         mask = (second[None, :] <= second[:, None]) & (at < (frames[:, None] + 1) // 2)[:, None]
         # The rows of padding see the first position alone, for a row that sees nothing has no softmax.
@@ -211,9 +221,26 @@ class Projection(nn.Module):
         return F.avg_pool1d(x.transpose(1, 2), c.POOL_STEP, c.POOL_STEP).transpose(1, 2)
 
 
-def audio_tokens(frames: Tensor) -> Tensor:
-    """Embeddings that a clip of so many mel frames becomes."""
-    return ((frames - 1) // 2 + 1) // c.POOL_STEP
+def together(
+    encode: Callable[[Tensor, Tensor], Tensor], media: list[tuple[Tensor, Tensor]], none: Tensor
+) -> list[Tensor]:
+    """Encode (rows, number, ...) media with their lengths, those of one size at once; ``none`` for none."""
+    encoded = [none] * len(media)
+    for size in dict.fromkeys(values.shape[2:] for values, _ in media):
+        members = [n for n, (values, _) in enumerate(media) if values.shape[2:] == size]
+        values, lengths = (torch.cat([media[n][part].flatten(0, 1) for n in members]) for part in (0, 1))
+        out = encode(values, lengths) if len(values) else none
+        parts = out.split([media[n][0].shape[:2].numel() for n in members])
+        for n, part in zip(members, parts, strict=True):
+            encoded[n] = part.view(*media[n][0].shape[:2], *part.shape[1:])
+    return encoded
+
+
+def _answers(states: Tensor, batch: Batch) -> Tensor:
+    """The states (rows, answer, hidden) that give the answers' tokens."""
+    at = batch.answer_at[:, None] + torch.arange(batch.labels.shape[1], device=states.device)
+    at = at.clamp(max=states.shape[1] - 1)
+    return states.gather(1, at[..., None].expand(-1, -1, states.shape[2]))
 
 
 class ToyModel(nn.Module):
@@ -221,11 +248,7 @@ class ToyModel(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        keys = {key: value for key, value in c.model_config().items() if key in Qwen3Config().to_dict()}
-        # transformers 5 states the base of the rotary positions so, and takes its own where this is left out.
-        rope = {"rope_type": "default", "rope_theta": float(c.model_config()["rope_theta"])}
-        keys |= {"model_type": "qwen3", "attn_implementation": "sdpa", "rope_parameters": rope}
-        self.llm = Qwen3ForCausalLM(Qwen3Config(**keys))
+        self.llm = Language()
         self.vpm = Vision()
         self.resampler = Resampler()
         self.apm = Audio()
@@ -240,12 +263,47 @@ class ToyModel(nn.Module):
         """Mel features and lengths to pooled embeddings (clips, most, hidden); see ``audio_tokens``."""
         return self.audio_projection_layer(self.apm(features, frames))
 
-    def states(self, ids: Tensor, seen: Tensor, seen_at: Tensor, heard: Tensor, heard_at: Tensor) -> Tensor:
-        """Last hidden states (batch, length, hidden) with embeddings put at flat positions of ``ids``."""
-        words = self.llm.model.embed_tokens(ids)
-        flat = words.flatten(0, 1)
-        flat = flat.index_copy(0, seen_at, seen.to(flat.dtype)).index_copy(0, heard_at, heard.to(flat.dtype))
-        return self.llm.model(inputs_embeds=flat.view_as(words), use_cache=False).last_hidden_state
+    def encode(self, batches: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor]]:
+        """Embeddings of each batch's slices (rows, slices, queries, hidden) and sounds, alike."""
+        kind = self.llm.lm_head.weight.dtype
+
+        def see(patches: Tensor, grids: Tensor) -> Tensor:
+            return self.see((patches.float() / 127.5 - 1.0).to(kind), grids)
+
+        def hear(features: Tensor, frames: Tensor) -> Tensor:
+            return self.hear(features.to(kind), frames)
+
+        none = self.resampler.query.new_zeros(0, c.QUERIES, c.HIDDEN)
+        return (
+            together(see, [(batch.patches, batch.grids) for batch in batches], none),
+            together(hear, [(batch.features, batch.frames) for batch in batches], none),
+        )
+
+    def forward(self, batches: Sequence[Batch]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Logits of all answers (rows, answer, vocabulary), and the embeddings as ``encode`` gives them."""
+        seen, heard = self.encode(batches)
+        prompts = list(map(self._filled, batches, seen, heard))
+        states = [torch.empty(0)] * len(batches)
+        for members in (
+            [n for n, batch in enumerate(batches) if (batch.ids.shape[1] <= SHORT_PROMPT) == short]
+            for short in (True, False)
+        ):
+            most = max((prompts[n].shape[1] for n in members), default=0)
+            padded = [F.pad(prompts[n], (0, 0, 0, most - prompts[n].shape[1])) for n in members]
+            if padded:
+                parts = self.llm.model(torch.cat(padded)).split([len(one) for one in padded])
+                for n, part in zip(members, parts, strict=True):
+                    states[n] = _answers(part, batches[n])
+        return self.llm.lm_head(torch.cat(states)), seen, heard
+
+    def _filled(self, batch: Batch, seen: Tensor, heard: Tensor) -> Tensor:
+        """The prompts' embeddings (rows, length, hidden), those of the media in their places."""
+        flat = rows_of(self.llm.model.embed_tokens.weight, batch.ids).flatten(0, 1).to(seen.dtype)
+        # One place more takes what belongs to media that are not there.
+        flat = F.pad(flat, (0, 0, 0, 1))
+        places = torch.cat([batch.slice_places().flatten(), batch.sound_places(heard.shape[2]).flatten()])
+        flat = flat.index_copy(0, places, torch.cat([seen.flatten(0, 2), heard.flatten(0, 2)]))
+        return flat[:-1].view(*batch.ids.shape, -1)
 
     @torch.no_grad()
     def start(self, seed: int) -> None:

@@ -188,18 +188,21 @@ def _both(self: Tasks, rng: np.random.Generator, slices: tuple[int, int]) -> Tas
 
 def _lone(self: Tasks, rng: np.random.Generator, slices: tuple[int, int]) -> Task:
     """Asked about a picture and a sound where only one of them is there."""
-    if rng.random() < 0.5:
-        image, seen, marks = self.any_picture(rng, slices)
-        if rng.random() < 0.3:
-            return Task(
-                "lone", _mixed(rng, [image], _pick(rng, phrases.ABOUT_SOUND)), phrases.NO_SOUND, marks
-            )
-        return Task("lone", _mixed(rng, [image], _pick(rng, phrases.ABOUT_BOTH)), _sentence(seen), marks)
+    return (_lone_picture if rng.random() < 0.5 else _lone_sound)(self, rng, slices)
+
+
+def _lone_picture(self: Tasks, rng: np.random.Generator, slices: tuple[int, int]) -> Task:
+    image, seen, marks = self.any_picture(rng, slices)
+    if rng.random() < 0.3:
+        return Task("lone", _mixed(rng, [image], _pick(rng, phrases.ABOUT_SOUND)), phrases.NO_SOUND, marks)
+    return Task("lone", _mixed(rng, [image], _pick(rng, phrases.ABOUT_BOTH)), _sentence(seen), marks)
+
+
+def _lone_sound(self: Tasks, rng: np.random.Generator, slices: tuple[int, int]) -> Task:
     sound, heard, marks = self.word(rng)
     if rng.random() < 0.3:
-        return Task(
-            "lone", _mixed(rng, [sound], _pick(rng, phrases.ABOUT_PICTURE[:10])), phrases.NO_PICTURE, marks
-        )
+        question = _pick(rng, phrases.ABOUT_PICTURE[:10])
+        return Task("lone", _mixed(rng, [sound], question), phrases.NO_PICTURE, marks)
     return Task("lone", _mixed(rng, [sound], _pick(rng, phrases.ABOUT_BOTH)), _sentence(heard), marks)
 
 
@@ -285,6 +288,8 @@ KINDS: dict[str, Callable[[Tasks, np.random.Generator, tuple[int, int]], Task]] 
     "word": _word,
     "both": _both,
     "lone": _lone,
+    "lone_picture": _lone_picture,
+    "lone_sound": _lone_sound,
     "nothing_seen": _nothing_seen,
     "nothing_heard": _nothing_heard,
     "text": _text,

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from tests import media
 from toy_model import write
 from training.batches import Batch, Collector
-from training.fit import Learner
+from training.model import ToyModel
 from training.tasks import KINDS, Task, Tasks
 from training.voices import SENTENCES, Spoken
 
@@ -212,20 +212,18 @@ def test_the_best_token_stands_clear_of_the_second(answers: dict[str, dict[str, 
 def _with_answer(task: Task, ids: list[int]) -> Batch:
     """The task's batch with these tokens as its answer."""
     collector = Collector()
-    batch = collector.collect([task])
-    prompt = collector.prompts.encode(collector.prompts.prompt(task))
-    batch.ids = torch.tensor([[*prompt, *ids]])
-    batch.labels = torch.tensor([[*[-100] * (len(prompt) - 1), *ids, -100]])
-    return batch
+    made = collector.prepare(task)
+    made.answer = ids
+    return collector.fill([made], made.needs).to(torch.device("cpu"))
 
 
 def test_trainings_model_answers_what_the_engine_does(folder: Path, said: list[dict[str, Any]]) -> None:
     """With the same weights, training's model gives each task the engine's tokens, by nearly its margins."""
-    learner = Learner(torch.device("cpu"), 0)
-    learner.model.load_state_dict(load_file(folder / "model.safetensors"))
+    model = ToyModel()
+    model.load_state_dict(load_file(folder / "model.safetensors"))
     for task, expected in zip(training_tasks(), said[len(conversations()) :], strict=True):
         with torch.no_grad():
-            logits, labels, _, _ = learner.forward(_with_answer(task, expected["ids"]))
-        assert torch.equal(logits.argmax(1), labels), task.kind
+            logits = model([_with_answer(task, expected["ids"])])[0][0]
+        assert logits.argmax(1).tolist() == expected["ids"], task.kind
         best = logits.topk(2, dim=1).values
         assert (best[:, 0] - best[:, 1]).numpy() == pytest.approx(expected["margins"], abs=5e-3), task.kind

@@ -1,6 +1,7 @@
 """The training program: what it makes is true, seeded, and what the checkpoint's own code makes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,14 @@ from safetensors.torch import load_file
 from transformers import AutoProcessor
 
 from toy_model import configs, write
-from training import digits, evaluate, example, fit, mel, scenes, sounds, voices
-from training.batches import LONG, SHORT, Batch, Collector, TaskBatches, as_patches
+from training import digits, evaluate, example, fit, measure, mel, scenes, sounds, voices
+from training.batches import Batch, Collector, as_patches
 from training.export import write_weights
+from training.learner import Learner
 from training.model import ToyModel
+from training.pool import Pool
+from training.streams import STREAMS, Chunks
+from training.supply import Supply
 from training.tasks import KINDS, MARKS, Task, Tasks
 
 
@@ -134,19 +139,36 @@ def test_every_kind_has_an_answer_of_its_media(kind: str) -> None:
             assert marked
 
 
-def test_a_step_has_the_same_batches_every_time() -> None:
-    """The same seed and step give equal tensors, another step others."""
-    one, two = (TaskBatches(clips(), 7, 3, (6, 2)) for _ in range(2))
+def test_a_chunk_is_the_same_every_time() -> None:
+    """The same seed and number give equal tensors within their limits, another number others."""
+    one, two = (Chunks(clips(), 7, 0.02) for _ in range(2))
+    first, again, other = one[1], two[1], one[2]
+    for name, stream in STREAMS.items():
+        assert sum(stream.kinds.values()) == pytest.approx(1)
+        tensors = first[name].tensors()
+        assert all(torch.equal(value, again[name].tensors()[key]) for key, value in tensors.items())
+        assert first[name].ids.shape[1] == stream.limits.tokens
+        assert (first[name].ids[:, -1] == first[name].ids[0, -1]).all()
+        assert not torch.equal(first[name].ids, other[name].ids)
 
-    def differs(a: Batch, b: Batch) -> bool:
-        return a.ids.shape != b.ids.shape or not torch.equal(a.ids, b.ids)
 
-    for a, b in zip(one[1], two[1], strict=True):
-        assert not differs(a, b)
-        assert torch.equal(a.patches, b.patches)
-        assert torch.equal(a.sounds, b.sounds)
-    assert differs(one[0][0], one[1][0])
-    assert [sum(shares.values()) for shares in (SHORT, LONG)] == pytest.approx([1, 1])
+def test_a_pool_keeps_the_last_rows() -> None:
+    """Rows come back as they were put in, and the oldest make room."""
+    batches = [Chunks(clips(), 7, 0.02)[number]["both"] for number in range(3)]
+    rows = len(batches[0])
+    pool = Pool(batches[0], 2 * rows)
+    for number, batch in enumerate(batches):
+        pool.put(batch)
+        assert pool.filled == rows * min(number + 1, 2)
+    drawn = pool.draw(torch.arange(2 * rows))
+    for name, value in drawn.tensors().items():
+        assert torch.equal(value, torch.cat([batches[2].tensors()[name], batches[1].tensors()[name]]))
+
+
+def test_what_a_maker_of_chunks_raises_is_raised_where_they_are_taken() -> None:
+    """Without clips no word can be made."""
+    with Supply(Chunks([], 7, 0.02), workers=0) as supply, pytest.raises(ValueError, match="high"):
+        supply.take(wait=True)
 
 
 # The same input as the checkpoint's own code makes
@@ -171,7 +193,8 @@ def test_prompts_and_media_are_the_processors(processor: Any, case: str) -> None
         theirs = _by_the_processor(processor, task)
         prompt = list(theirs["input_ids"][0])
         assert batch.ids[0, : len(prompt)].tolist() == prompt
-        assert (batch.labels[0, : len(prompt) - 1] == -100).all()
+        assert int(batch.answer_at[0]) == len(prompt) - 1
+        assert batch.ids[0, len(prompt) :].tolist() == batch.labels[0].tolist()
         _check_pictures(batch, theirs)
         _check_sounds(batch, theirs)
 
@@ -196,9 +219,9 @@ def _by_the_processor(processor: Any, task: Task) -> Any:
 
 
 def _check_pictures(batch: Batch, theirs: Any) -> None:
-    strips = theirs["pixel_values"][0] if len(batch.patches) else []
-    assert len(strips) == len(batch.patches)
-    for ours, grid, strip in zip(batch.patches, batch.grids, strips, strict=True):
+    strips = theirs["pixel_values"][0] if batch.patches.numel() else []
+    assert len(strips) == batch.patches.shape[1]
+    for ours, grid, strip in zip(batch.patches[0], batch.grids[0], strips, strict=True):
         count = int(grid.prod())
         expected = (
             strip.reshape(3, configs.PATCH, count, configs.PATCH).permute(2, 0, 1, 3).reshape(count, -1)
@@ -207,13 +230,26 @@ def _check_pictures(batch: Batch, theirs: Any) -> None:
 
 
 def _check_sounds(batch: Batch, theirs: Any) -> None:
-    if not len(batch.sounds):
+    if not batch.samples.numel():
         return
-    frames = int(mel.frames_of(batch.samples)[0])
+    frames = int(batch.frames[0, 0])
     assert theirs["audio_feature_lens"][0].tolist() == [frames]
-    ours = mel.features(batch.sounds.float() / 32768)[0, :, :frames]
+    ours = batch.to(torch.device("cpu")).features[0, 0, :, :frames]
     # The client's samples are rounded to 16 bits here.
     assert (ours - theirs["audio_features"][0][:, :frames]).abs().mean() < 2e-3
+
+
+def test_media_stand_where_the_prompt_keeps_room_for_them() -> None:
+    """The places of slices and sounds are the unknown tokens of the prompt, each once and in order."""
+    collector, rng = Collector(), np.random.default_rng(8)
+    unknown = collector.prompts.ids["<unk>"]
+    for kind in KINDS:
+        batch = collector.collect([Tasks(clips(), held_out=True).make(kind, rng, (1, 6)) for _ in range(6)])
+        batch = batch.to(torch.device("cpu"))
+        most = mel.tokens_of(batch.features.shape[3]) if batch.features.numel() else 0
+        places = torch.cat([batch.slice_places().flatten(), batch.sound_places(most).flatten()])
+        there = places[places < batch.ids.numel()].sort().values
+        assert torch.equal(there, torch.nonzero(batch.ids.flatten() == unknown)[:, 0]), kind
 
 
 def test_patches_are_read_row_by_row() -> None:
@@ -240,30 +276,60 @@ def test_the_model_holds_the_checkpoints_tensors(tmp_path: Path) -> None:
 
 def test_padding_changes_no_answer() -> None:
     """A task's logits are the same alone and beside others whose media are larger."""
-    learner = fit.Learner(torch.device("cpu"), 0)
+    model = Learner(torch.device("cpu"), 0).model
     tasks, rng = Tasks(clips(), held_out=True), np.random.default_rng(5)
     made = [tasks.make("both", rng, (1, 1)), tasks.make("shapes", rng, (3, 5)), tasks.make("long_sound", rng)]
     with torch.no_grad():
-        together = learner.forward(Collector().collect(made))[0]
-        alone = [learner.forward(Collector().collect([task]))[0] for task in made]
-    assert torch.allclose(together, torch.cat(alone), atol=2e-3)
+        together = model([Collector().collect(made).to(model.resampler.query.device)])[0]
+        several = [Collector().collect([task]).to(model.resampler.query.device) for task in made]
+        apart = [model([batch])[0] for batch in several]
+        width = min(one.shape[1] for one in apart)
+        beside = model([_narrowed(batch, width) for batch in several])[0]
+    for row, alone in enumerate(apart):
+        assert torch.allclose(together[row, : alone.shape[1]], alone[0], atol=2e-3)
+        assert torch.allclose(beside[row], alone[0, :width], atol=2e-3)
+
+
+def _narrowed(batch: Batch, width: int) -> Batch:
+    return replace(batch, labels=batch.labels[:, :width])
 
 
 def test_training_learns(tmp_path: Path) -> None:
     """After eight small steps the answers cost far less than before."""
     options = fit.Options(
-        seed=1, steps=8, short_batch=8, long_batch=0, rate=4e-3, workers=0, report_every=100, uses=2, kept=2
-    )
-    batch = TaskBatches(clips(), 99, 1, (16, 0))[0][0]
+        seed=1, steps=8, scale=0.02, rate=4e-3, workers=0, report_every=100, kept=2, alone=0.25
+    )  # fmt: skip
+    batches = [batch.to(torch.device("cpu")) for batch in Chunks(clips(), 99, 0.02)[0].values()]
 
     def cost(model: ToyModel) -> float:
-        learner = fit.Learner(torch.device("cpu"), options.seed)
+        learner = Learner(torch.device("cpu"), options.seed)
         learner.model = model
         with torch.no_grad():
-            return float(learner.loss(batch, 0.0)[1]["answer"])
+            return float(learner(batches, alone=False)["answer loss"])
 
-    before = cost(fit.Learner(torch.device("cpu"), options.seed).model)
+    before = cost(Learner(torch.device("cpu"), options.seed).model)
     assert cost(fit.train(clips(), options, torch.device("cpu"), tmp_path)) < before - 1.5
+
+
+def test_the_rate_rises_in_each_phase_and_ends_at_nothing() -> None:
+    """It is small where a phase begins, whole soon after, and zero at the end, with the helping heads."""
+    assert fit.rate_at(0.0, 0.2) < 0.02
+    assert fit.rate_at(0.1, 0.2) == 1
+    assert fit.rate_at(0.2, 0.2) < 0.02
+    assert fit.rate_at(0.22, 0.2) > 0.95
+    assert fit.rate_at(1.0, 0.2) == pytest.approx(0)
+    assert [fit.help_at(done, 0.2) for done in (0.1, 0.2, 1.0)] == pytest.approx([1, 0.3, 0])
+
+
+def test_an_answer_is_exact_when_all_of_it_is_the_likeliest() -> None:
+    """A model's own greedy tokens count, and one other token among them does not."""
+    model = Learner(torch.device("cpu"), 3).model
+    batch = Collector().collect([Tasks(clips(), held_out=True).make("text", np.random.default_rng(1))])
+    with torch.no_grad():
+        batch.labels = model([batch])[0].argmax(-1)
+    assert measure.exact(model, batch) == 1
+    batch.labels[0, -1] = (batch.labels[0, -1] + 1) % 100
+    assert measure.exact(model, batch) == 0
 
 
 def test_clips_keep_their_word_audible() -> None:
@@ -287,9 +353,22 @@ def test_an_answer_counts_by_its_words() -> None:
     assert voices.WORDS[truth[0]] != "off"
     result = evaluate.measure(lambda _: given, {"word": tasks})["word"]
     assert (result["right"], result["asked"]) == (4, 6)
-    assert result["confusion"][voices.WORDS[truth[0]]]["off"] == 1
-    assert result["confusion"][voices.WORDS[truth[1]]]["-"] == 1
+    assert result["confusion"]["word"][voices.WORDS[truth[0]]]["off"] == 1
+    assert result["confusion"]["word"][voices.WORDS[truth[1]]]["-"] == 1
     assert len(result["wrong"]) == 2
+
+
+@pytest.mark.parametrize("kind", ["shapes", "digit", "word", "both"])
+def test_an_answer_is_read_as_it_was_marked(kind: str) -> None:
+    """What is read from the true answer are the marks that the task was made with."""
+    tasks, rng = Tasks(clips(), held_out=True), np.random.default_rng(9)
+    for _ in range(30):
+        task = tasks.make(kind, rng)
+        marked = {name: MARKS[name][value] for name, value in task.marks.items() if name != "picture"}
+        read = evaluate.readings(task.answer)
+        assert read
+        assert read.items() <= marked.items()
+        assert kind == "both" or read == marked
 
 
 @pytest.mark.parametrize("kind", evaluate.TARGETS)
