@@ -136,6 +136,7 @@ class AppConfig(_Strict):
     embedding_cache_bytes: int = Field(default=256 << 20, ge=0)
     routing: Literal["shape", "default"] = "shape"
     routing_bound: int = Field(default=2, ge=0, description="how much busier a preferred replica may be")
+    haproxy: bool = Field(default=False, description="make serve has HAProxy before the Ingress")
     log_encoding: Literal["TEXT", "JSON"] = "TEXT"
     admin_token: str | None = Field(default=None, description="itself, or sha256: and its hash")
     api_keys: tuple[str, ...] = Field(default=(), description="each itself, or sha256: and its hash")

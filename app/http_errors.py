@@ -1,6 +1,7 @@
 """OpenAI's error shape, and the translation of our errors into it."""
 
 import json
+from http import HTTPStatus
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -48,6 +49,14 @@ class HttpError(Exception):
         wait_s = 1 if self.retry_after_s is None and self.status in (429, 503) else self.retry_after_s
         headers = {"Retry-After": str(wait_s)} if wait_s is not None else None
         return JSONResponse(self.body(), status_code=self.status, headers=headers)
+
+
+def raw(error: HttpError) -> bytes:
+    """The answer as bytes of HTTP/1.1, for who cannot make one; the connection ends with it."""
+    response = error.response()
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}", "connection: close"]
+    lines += [f"{name}: {value}" for name, value in response.headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + response.body
 
 
 def from_client_error(error: ClientError, param: str | None = None) -> HttpError:

