@@ -104,10 +104,14 @@ def check_said(client: OpenAI, expected: Said, messages: list[dict[str, Any]]) -
     assert ask_streamed(client, messages) == expected
 
 
-async def ask_crowd(base_url: str, requests: list[Any], at_once: int, max_tokens: int = 24) -> list[Said]:
+async def ask_crowd(
+    base_url: str, requests: list[Any], at_once: int, max_tokens: int = 24, timeout_s: float = 120
+) -> list[Said]:
     """Every request's answer, at most ``at_once`` in hand."""
     gate = asyncio.Semaphore(at_once)
-    async with AsyncOpenAI(base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=120) as api:
+    async with AsyncOpenAI(
+        base_url=f"{base_url}/v1", api_key="none", max_retries=0, timeout=timeout_s
+    ) as api:
 
         async def one(request: Any) -> Said:
             async with gate:

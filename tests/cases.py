@@ -2,8 +2,13 @@
 
 from typing import Any
 
+import numpy as np
+
 from tests import media
 from tests.asking import text, user
+from tests.truth import spoken
+from training import scenes
+from training.evaluate import part_of_message
 
 ONE_SLICE = (120, 90)
 MANY_SLICES = (420, 300)
@@ -11,6 +16,17 @@ MANY_SLICES = (420, 300)
 
 def picture(size: tuple[int, int] = ONE_SLICE, seed: int = 0) -> dict[str, Any]:
     return dict(media.image_part(media.image_bytes(media.drawn(*size, seed=seed))))
+
+
+def scene(size: tuple[int, int], seed: int) -> dict[str, Any]:
+    """One shape, or two, of which the trained model can say something."""
+    rng = np.random.default_rng(seed)
+    return part_of_message(scenes.draw(scenes.random_scene(rng, size, 1 + seed % 2), rng))
+
+
+def word(number: int) -> dict[str, Any]:
+    """A spoken word."""
+    return part_of_message(spoken()[number].samples.astype(np.float32) / 32768)
 
 
 def photo(name: str, size: tuple[int, int] | None = None) -> dict[str, Any]:
@@ -29,34 +45,25 @@ def turns(*contents: Any) -> list[dict[str, Any]]:
 CASES: dict[str, list[dict[str, Any]]] = {
     "text": user(text("Tell me about the red circle.")),
     "plain_string": turns("Hello"),
-    "image_one_slice": user(text("What is this?"), picture()),
-    "image_many_slices": user(picture(MANY_SLICES, 1), text("What is this?")),
+    "noisy_picture": user(text("What is this?"), picture()),
+    "image_one_slice": user(text("What is this?"), scene(ONE_SLICE, 1)),
+    "image_many_slices": user(scene(MANY_SLICES, 2), text("What is this?")),
     "photograph": user(text("Describe"), photo("coffee")),
     "two_images_of_different_size": user(
-        text("First"), picture(ONE_SLICE, 2), text("second"), picture(MANY_SLICES, 3)
+        text("First"), scene(ONE_SLICE, 3), text("second"), scene(MANY_SLICES, 4)
     ),
+    "word": user(word(7), text("What was said?")),
     "audio_1.5_s": user(clip(1.5), text("What was said?")),
     "audio_30_s": user(text("Listen"), clip(30, 1)),
     "audio_35_s": user(clip(35, 2)),
     "speech_as_it_is": user(
         dict(media.input_audio_part(media.speech_bytes(), "flac")), text("What was said?")
     ),
-    "image_then_audio": user(picture(seed=4), text("and"), clip(2, 3), text("Both?")),
-    "audio_then_image": user(clip(2, 3), text("and"), picture(seed=4), text("Both?")),
+    "image_then_audio": user(scene(ONE_SLICE, 5), text("and"), word(12), text("Both?")),
+    "audio_then_image": user(word(12), text("and"), scene(ONE_SLICE, 5), text("Both?")),
     "several_turns": turns(
-        [text("Look"), picture(seed=5)],
+        [text("Look"), scene(ONE_SLICE, 6)],
         "A blue square.",
-        [text("And now?"), picture(MANY_SLICES, 6), clip(1, 4)],
+        [text("And now?"), scene(MANY_SLICES, 7), word(20)],
     ),
 }
-
-
-def crowd_request(number: int) -> list[dict[str, Any]]:
-    """One of many different requests: text, picture, clip or both, each with its own content."""
-    parts = [text(f"Request number {number}.")]
-    if number % 4 in (1, 3):
-        size = ONE_SLICE if number % 8 < 4 else MANY_SLICES
-        parts.append(picture(size, 100 + number))
-    if number % 4 in (2, 3):
-        parts.append(clip(0.5 + number % 5, 100 + number))
-    return user(*parts)

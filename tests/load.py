@@ -7,16 +7,21 @@ from typing import Any
 
 import openai
 
-from tests.asking import Said, ask, ask_async
+from tests.asking import ask, ask_async
 from tests.servers import Server, client
-
-TOKENS = 8
-"""Length of the answers."""
+from tests.truth import LONGEST, Known, Question, fault
 
 
-def known_answers(reference: Server, requests: list[Any]) -> list[tuple[Any, Said]]:
-    """Requests with their right answers, one at a time from a server that is trusted."""
-    return [(request, ask(client(reference), request, max_tokens=TOKENS)) for request in requests]
+def known_answers(reference: Server, requests: list[Any]) -> list[Known]:
+    """Requests with their right answers, one at a time from a server that is trusted.
+
+    For requests about media of which nothing is known; those of ``tests.truth`` show a mix-up in words.
+    """
+    said = [ask(client(reference), request, LONGEST) for request in requests]
+    return [
+        Known(Question(f"request {number}", request, one.text), one)
+        for number, (request, one) in enumerate(zip(requests, said, strict=True))
+    ]
 
 
 @dataclass
@@ -40,9 +45,7 @@ class Fate:
 class Load:
     """Keeps ``at_once`` requests in hand until stopped."""
 
-    def __init__(
-        self, server: Server, known: list[tuple[Any, Said]], at_once: int, timeout_s: float = 150
-    ) -> None:
+    def __init__(self, server: Server, known: list[Known], at_once: int, timeout_s: float = 150) -> None:
         self.server = server
         self.known = known
         self.at_once = at_once
@@ -75,11 +78,11 @@ class Load:
                 await self._one(api)
 
     async def _one(self, api: openai.AsyncOpenAI) -> None:
-        request, right = self.known[self._next % len(self.known)]
+        known = self.known[self._next % len(self.known)]
         self._next += 1
         self.fate.sent += 1
         try:
-            said = await ask_async(api, request, max_tokens=TOKENS)
+            said = await ask_async(api, known.question.messages, LONGEST)
         except openai.APIStatusError as error:
             body = error.body if isinstance(error.body, dict) else {}
             if error.status_code < 500 or (error.status_code in (503, 504) and body.get("message")):
@@ -90,5 +93,6 @@ class Load:
             self.fate.lost.append((time.monotonic(), repr(error)))
         else:
             self.fate.answered += 1
-            if said != right:
-                self.fate.wrong.append(f"{said} instead of {right}")
+            wrong = fault(known, said, self.known)
+            if wrong is not None:
+                self.fate.wrong.append(wrong)

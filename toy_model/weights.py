@@ -1,4 +1,4 @@
-"""The toy weights: a table of names, shapes and spreads, filled from a fixed stream of random bits.
+"""Random weights for tiny checkpoints: names, shapes and spreads, filled from a fixed stream of random bits.
 
 Only integer arithmetic and single IEEE multiplications are used, and every value is one that bfloat16
 holds exactly: the bytes are the same on every machine, and both dtypes start from the same numbers.
@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from toy_model import configs as c
 from toy_model.vocabulary import SPECIAL, VISIBLE, answer_words, spell, vocabulary
 
-SEED = 45
 # How far a token turns the answer away from itself, so that no answer repeats one word for ever.
 SELF_DAMPING = 4.0
 # The end follows the full stop and nothing else, and no answer begins with either: the full stop's own
@@ -52,80 +50,6 @@ def norm(name: str, size: int, *, bias: bool = True, scale: float = 1.0) -> Iter
     yield Spec(f"{name}.weight", (size,), 0.0, scale)
     if bias:
         yield Spec(f"{name}.bias", (size,), 0.0)
-
-
-def _llm() -> Iterator[Spec]:
-    size = len(vocabulary())
-    yield Spec("llm.model.embed_tokens.weight", (size, c.HIDDEN), 1.0)
-    for layer in range(c.LAYERS):
-        name = f"llm.model.layers.{layer}"
-        yield from norm(f"{name}.input_layernorm", c.HIDDEN, bias=False)
-        for part, heads in (("q", c.HEADS), ("k", c.KV_HEADS), ("v", c.KV_HEADS)):
-            yield from linear(f"{name}.self_attn.{part}_proj", heads * c.HEAD_DIM, c.HIDDEN, bias=None)
-        # Normalised queries and keys meet with a spread of the product of the two scales.
-        yield from norm(f"{name}.self_attn.q_norm", c.HEAD_DIM, bias=False, scale=1.5)
-        yield from norm(f"{name}.self_attn.k_norm", c.HEAD_DIM, bias=False, scale=1.5)
-        yield from linear(f"{name}.self_attn.o_proj", c.HIDDEN, c.HEADS * c.HEAD_DIM, gain=1.2, bias=None)
-        yield from norm(f"{name}.post_attention_layernorm", c.HIDDEN, bias=False)
-        yield from linear(f"{name}.mlp.gate_proj", c.INTERMEDIATE, c.HIDDEN, gain=2.0, bias=None)
-        yield from linear(f"{name}.mlp.up_proj", c.INTERMEDIATE, c.HIDDEN, bias=None)
-        yield from linear(f"{name}.mlp.down_proj", c.HIDDEN, c.INTERMEDIATE, gain=1.5, bias=None)
-    yield from norm("llm.model.norm", c.HIDDEN, bias=False)
-    yield from linear("llm.lm_head", size, c.HIDDEN, gain=16.0, bias=None)
-
-
-def _vision() -> Iterator[Spec]:
-    size = c.VISION_HIDDEN
-    pixels = (size, 3, c.PATCH, c.PATCH)
-    yield Spec("vpm.embeddings.patch_embedding.weight", pixels, 2.0 / (3 * c.PATCH**2) ** 0.5)
-    yield Spec("vpm.embeddings.patch_embedding.bias", (size,), 0.3)
-    yield Spec("vpm.embeddings.position_embedding.weight", (c.POSITIONS_SIDE**2, size), 0.5)
-    for layer in range(c.VISION_LAYERS):
-        name = f"vpm.encoder.layers.{layer}"
-        yield from norm(f"{name}.layer_norm1", size)
-        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            yield from linear(f"{name}.self_attn.{part}", size, size, gain=1.4)
-        yield from norm(f"{name}.layer_norm2", size)
-        yield from linear(f"{name}.mlp.fc1", c.VISION_INTERMEDIATE, size, gain=1.5)
-        yield from linear(f"{name}.mlp.fc2", size, c.VISION_INTERMEDIATE, gain=1.5)
-    yield from norm("vpm.post_layernorm", size)
-
-
-def _resampler() -> Iterator[Spec]:
-    yield Spec("resampler.query", (c.QUERIES, c.HIDDEN), 1.0)
-    yield Spec("resampler.kv_proj.weight", (c.HIDDEN, c.VISION_HIDDEN), c.VISION_HIDDEN**-0.5)
-    yield Spec("resampler.attn.in_proj_weight", (3 * c.HIDDEN, c.HIDDEN), 1.4 * c.HIDDEN**-0.5)
-    yield Spec("resampler.attn.in_proj_bias", (3 * c.HIDDEN,), 0.0)
-    yield from linear("resampler.attn.out_proj", c.HIDDEN, c.HIDDEN)
-    for part in ("ln_q", "ln_kv", "ln_post"):
-        yield from norm(f"resampler.{part}", c.HIDDEN)
-    yield Spec("resampler.proj", (c.HIDDEN, c.HIDDEN), c.HIDDEN**-0.5)
-
-
-def _audio() -> Iterator[Spec]:
-    size = c.AUDIO_HIDDEN
-    yield Spec("apm.conv1.weight", (size, c.MEL_BINS, 3), 2.0 / (3 * c.MEL_BINS) ** 0.5)
-    yield Spec("apm.conv1.bias", (size,), 0.1)
-    yield Spec("apm.conv2.weight", (size, size, 3), 2.0 / (3 * size) ** 0.5)
-    yield Spec("apm.conv2.bias", (size,), 0.1)
-    yield Spec("apm.embed_positions.weight", (c.AUDIO_POSITIONS, size), 0.1)
-    for layer in range(c.AUDIO_LAYERS):
-        name = f"apm.layers.{layer}"
-        yield from norm(f"{name}.self_attn_layer_norm", size)
-        for part in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            bias = None if part == "k_proj" else 0.0
-            yield from linear(f"{name}.self_attn.{part}", size, size, gain=1.4, bias=bias)
-        yield from norm(f"{name}.final_layer_norm", size)
-        yield from linear(f"{name}.fc1", c.AUDIO_INTERMEDIATE, size, gain=1.5)
-        yield from linear(f"{name}.fc2", size, c.AUDIO_INTERMEDIATE, gain=1.5)
-    yield from norm("apm.layer_norm", size)
-    yield from linear("audio_projection_layer.linear1", c.HIDDEN, c.AUDIO_INTERMEDIATE // 4, bias=0.1)
-    yield from linear("audio_projection_layer.linear2", c.HIDDEN, c.HIDDEN, gain=2.0)
-
-
-def specs() -> list[Spec]:
-    """Every tensor of the checkpoint, in the order in which the random stream fills them."""
-    return [*_llm(), *_vision(), *_resampler(), *_audio()]
 
 
 def round_to_bfloat16(values: np.ndarray) -> np.ndarray:
@@ -181,11 +105,6 @@ def _shape_head(head: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
     shaped[:, 0] = 0.0
     shaped[[number for token, number in ids.items() if not _printed(token).strip()], 0] = BLANK_BIAS
     return shaped
-
-
-def tensors() -> dict[str, np.ndarray]:
-    """The whole checkpoint, by name."""
-    return fill(specs(), SEED, "llm.")
 
 
 def fill(specs: Iterable[Spec], seed: int, llm: str) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from toy_model import configs, vocabulary, weights
+from toy_model import configs, trained, vocabulary, weights
 
 _HERE = Path(__file__).parent
 MANIFEST = _HERE / "manifest.json"
@@ -30,7 +30,7 @@ def contents() -> dict[str, bytes]:
         "tokenizer.json": _json(vocabulary.tokenizer_json()),
         "tokenizer_config.json": _json(vocabulary.tokenizer_config(configs.MAX_LENGTH)),
         "chat_template.jinja": (_HERE / "chat_template.jinja").read_bytes(),
-        "model.safetensors": weights.to_safetensors(weights.tensors()),
+        "model.safetensors": weights.to_safetensors(trained.tensors()),
     }
     files.update({name: (_HERE / "checkpoint_code" / name).read_bytes() for name in configs.CODE_FILES})
     return files

@@ -76,7 +76,7 @@ async def test_an_encoder_scales_by_its_own_work_and_loses_nothing(
         (pace_s, *_) = [r["seconds_per_token"] for r in replicas(autoscaled)["vision"]]
         await load.answered(AT_ONCE, within_s=240)
     # What one replica finished in a second, at the pace it says, is most of that second, and no more.
-    used = rate * heavies[0][1].prompt_tokens * pace_s
+    used = rate * heavies[0].said.prompt_tokens * pace_s
     print(f"up after {up_s:.0f} s: {load.fate.line()}; {pace_s * 1e3:.2f} ms a token, used {used:.2f}")
     assert 0.3 < used < 1.5
     async with Load(autoscaled, lights, at_once=1) as quiet:

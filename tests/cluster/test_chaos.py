@@ -16,11 +16,12 @@ import psutil
 import pytest
 
 from tests import media
-from tests.asking import Said, ask, text, user
+from tests.asking import ask, text, user
 from tests.chaos_app import SCRIPT_VARIABLE, say
-from tests.load import Load, known_answers
+from tests.load import Load
 from tests.scrape import Samples, scraped_until, total
 from tests.servers import Server, client, running_app
+from tests.truth import Known, pictures, right_alone, words
 
 ADMIN = {"Authorization": "Bearer admin-secret"}
 SIZES = ((90, 70), (70, 90), (120, 60))
@@ -32,7 +33,7 @@ class Chaos:
 
     server: Server
     script: Path
-    known: list[tuple[Any, Said]]
+    known: list[Known]
 
     def report(self) -> dict[str, Any]:
         return dict(httpx.get(f"{self.server.base_url}/v1/graphs", timeout=20, trust_env=False).json())
@@ -74,18 +75,12 @@ class Chaos:
         )
 
 
-def picture_request(number: int) -> Any:
-    """A request about a picture, different for every number."""
-    picture = media.image_bytes(media.drawn(*SIZES[number % len(SIZES)], seed=number))
-    return user(text(f"Number {number}"), dict(media.image_part(picture)))
-
-
 @pytest.fixture(scope="module")
 def chaos(tmp_path_factory: pytest.TempPathFactory, undivided: Server) -> Iterator[Chaos]:
     folder = tmp_path_factory.mktemp("chaos")
     script = folder / "script"
     script.mkdir()
-    known = known_answers(undivided, [picture_request(number) for number in range(12)])
+    known = right_alone(undivided, pictures(SIZES, seed=12), 12)
     args = {
         "admin_token": "admin-secret",
         "embedding_cache_bytes": 0,
@@ -181,16 +176,10 @@ async def test_a_dead_engine_is_replaced(chaos: Chaos) -> None:
     assert await chaos.ready_again("vision", 2, set()) < 120
 
 
-def clip_request(number: int) -> Any:
-    """A request about a clip of one second, different for every number."""
-    clip = media.sound_bytes(media.speech(1.0, seed=number))
-    return user(text(f"Clip {number}"), dict(media.input_audio_part(clip)))
-
-
 @pytest.mark.full
 async def test_a_failed_capture_in_the_only_replica(chaos: Chaos, undivided: Server) -> None:
     """(b) The only audio replica fails: what comes meanwhile waits or is refused, none is lost or wrong."""
-    known = known_answers(undivided, [clip_request(number) for number in range(6)])
+    known = right_alone(undivided, words(seed=6), 6)
     gone = {r["start_id"] for r in chaos.replicas("audio")}
     say(chaos.script, "fail-audio")
     async with Load(chaos.server, known, at_once=3) as load:

@@ -11,9 +11,10 @@ import pytest
 
 from tests.asking import check_parity, text, user
 from tests.cases import MANY_SLICES, clip, picture
-from tests.load import Load, known_answers
+from tests.load import Load
 from tests.nodes import Nodes, running_nodes
 from tests.servers import Server, client, running_app
+from tests.truth import pictures, right_alone
 
 HEAD = {"resources": {"decoder": 2}}
 ENCODERS = {"labels": {"role": "encoders"}}
@@ -88,7 +89,7 @@ def test_embeddings_cross_from_the_encoders_nodes_to_the_decoders(spread: Spread
 @pytest.mark.timeout(900)
 async def test_a_node_that_dies_costs_no_request(spread: Spread, undivided: Server) -> None:
     """A node is killed with encodes in hand and cached embeddings on it: both are made again on the other."""
-    known = known_answers(undivided, [large(number) for number in range(40)])
+    known = right_alone(undivided, pictures((MANY_SLICES,), seed=40), 40)
     victim = spread.places()["vision"][0]
     (survivor,) = set(spread.nodes.ids[1:]) - {victim}
     async with Load(spread.server, known, at_once=6) as load:

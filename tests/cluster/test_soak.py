@@ -16,10 +16,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.asking import ask
-from tests.cases import crowd_request
 from tests.load import Load
-from tests.servers import Server, client, running_app
+from tests.servers import Server, running_app
+from tests.truth import crowd, right_alone
 
 SOAK_S = float(os.environ.get("GRAPHSERVE_SOAK_S", "1200"))
 RECYCLE_EVERY_S = 120.0
@@ -112,7 +111,7 @@ async def soak(server: Server, load: Load) -> list[dict[str, int]]:
 
 def test_memory_is_flat_and_the_store_is_empty(soaked: Server, tmp_path: Path) -> None:
     """Every answer right, no process grows after it settled, and no embedding stays in the store."""
-    known = [(crowd_request(n), ask(client(soaked), crowd_request(n), max_tokens=8)) for n in range(24)]
+    known = right_alone(soaked, crowd(seed=24), 24)
     load = Load(soaked, known, at_once=1)
     samples = asyncio.run(soak(soaked, load))
     report = httpx.get(f"{soaked.base_url}/v1/graphs", timeout=20, trust_env=False).json()

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from tests import media
 from tests.asking import ask, text, user
 from tests.chaos_app import SCRIPT_VARIABLE, say
 from tests.load import Load
 from tests.servers import Server, client, running_app
+from tests.truth import Known, pictures, right_alone
 
 
 def report(server: Server) -> dict[str, Any]:
@@ -26,15 +26,7 @@ def vision(server: Server) -> list[dict[str, Any]]:
     return [r for r in report(server)["replicas"] if r["encoder"] == "vision"]
 
 
-@pytest.fixture(scope="module")
-def requests() -> list[Any]:
-    pictures = [
-        media.image_bytes(media.drawn(*size, seed=n)) for n, size in enumerate(((90, 70), (70, 90)) * 3)
-    ]
-    return [user(text(f"Number {n}"), dict(media.image_part(p))) for n, p in enumerate(pictures)]
-
-
-def test_a_broken_capture_costs_no_request(tmp_path: Path, requests: list[Any]) -> None:
+def test_a_broken_capture_costs_no_request(tmp_path: Path) -> None:
     """CUDA's own error ends one replica: no request fails, the replacement captures again and hits."""
     script = tmp_path / "script"
     script.mkdir()
@@ -51,7 +43,7 @@ def test_a_broken_capture_costs_no_request(tmp_path: Path, requests: list[Any]) 
         env={SCRIPT_VARIABLE: str(script)},
         source="configs/toy-gpu.yaml",
     ) as server:
-        known = [(request, ask(client(server), request, max_tokens=8)) for request in requests]
+        known = right_alone(server, pictures(((90, 70), (70, 90)), seed=6), 6)
         fate, failed, fresh = asyncio.run(_break_one(server, script, known))
         print(fate.line(), f"failed: {failed}", f"replacement: {fresh}")
         assert (fate.wrong, fate.lost, fate.refused) == ([], [], [])
@@ -61,7 +53,7 @@ def test_a_broken_capture_costs_no_request(tmp_path: Path, requests: list[Any]) 
         assert fresh["stats"]["graph_hits"] > fresh["stats"]["num_graphs"]
 
 
-async def _break_one(server: Server, script: Path, known: list[Any]) -> tuple[Any, Any, dict[str, Any]]:
+async def _break_one(server: Server, script: Path, known: list[Known]) -> tuple[Any, Any, dict[str, Any]]:
     starts = {r["start_id"] for r in await asyncio.to_thread(vision, server)}
     say(script, "break-vision")
     picture = media.image_bytes(media.drawn(120, 60, seed=99))

@@ -1,26 +1,24 @@
 """What the embedded default model answers under undivided vLLM. Needs vLLM; one engine, no Ray."""
 
-import base64
-import io
 import json
 import subprocess
 import sys
-import wave
-from collections.abc import Iterable
 from functools import cache
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 from safetensors.torch import load_file
 
-from tests import media
+from tests import media, truth
+from tests.asking import text, user
 from toy_model import write
+from training import phrases
 from training.batches import Batch, Collector
+from training.evaluate import TARGETS, held_out_tasks, part_of_message
 from training.model import ToyModel
 from training.tasks import KINDS, Task, Tasks
 from training.voices import SENTENCES, Spoken
@@ -28,86 +26,47 @@ from training.voices import SENTENCES, Spoken
 # The engine takes half a minute on two idle cores, and several on busy ones.
 pytestmark = pytest.mark.timeout(900)
 
-MAX_TOKENS = 48
-LEAST_TOKENS = 8
-# A margin in log probability far above float32's rounding, which is 1e-4 here at most (README of toy_model).
-CLEAR_MARGIN, LEAST_MARGIN = 0.1, 1e-3
-RATE = 16_000
-QUESTION = "What do you see and hear?"
+MAX_TOKENS = 96
+EACH = 40
+"""Held-out questions of each kind."""
+LEAST_MARGIN = 0.1
+"""In log probability, far above float32's rounding, which is 1e-4 here at most."""
 
 
-def text(value: str = QUESTION) -> dict[str, Any]:
-    return {"type": "text", "text": value}
+@cache
+def talk() -> list[truth.Question]:
+    """Texts alone: what it says of itself, that it cannot do the rest, and that nothing was sent."""
+    pairs = [(question, answer) for answer, questions in phrases.TALK.items() for question in questions[:3]]
+    pairs += [(question, phrases.CANNOT) for question in phrases.UNKNOWN_QUESTIONS[:6]]
+    pairs += [(phrases.ABOUT_PICTURE[0], phrases.NO_PICTURE), (phrases.ABOUT_SOUND[0], phrases.NO_SOUND)]
+    return [truth.Question("talk", user(text(asked)), answer) for asked, answer in pairs]
 
 
-def picture(image: Image.Image) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+@cache
+def strange() -> list[truth.Question]:
+    """Photographs, plain colours and sentences."""
+    seen = [media.image_bytes(media.photo(name).resize((240, 180))) for name in media.PHOTOS]
+    seen += [media.image_bytes(Image.new("RGB", (140, 140), colour)) for colour in ("white", "grey", "black")]
+    parts = [(media.image_part(data), phrases.NO_SHAPE) for data in seen]
+    for name in media.SPEECH:
+        part = media.input_audio_part(media.speech_bytes(name), name.rpartition(".")[2])
+        parts.append((part, phrases.NO_WORD))
+    return [truth.Question("strange", user(dict(part), text("?")), answer) for part, answer in parts]
 
 
-def drawn(kind: str, colour: str, size: tuple[int, int] = (120, 100)) -> dict[str, Any]:
-    image = Image.new("RGB", size, "white")
-    width, height = size
-    box = (width * 0.2, height * 0.2, width * 0.8, height * 0.8)
-    draw = ImageDraw.Draw(image)
-    if kind == "circle":
-        draw.ellipse(box, fill=colour)
-    elif kind == "square":
-        draw.rectangle(box, fill=colour)
-    else:
-        draw.polygon([(width / 2, box[1]), (box[0], box[3]), (box[2], box[3])], fill=colour)
-    return picture(image)
+@cache
+def questions() -> list[truth.Question]:
+    """Those, and held-out ones of every kind as ``training.evaluate`` asks them; those with a sound last."""
+    held_out = [
+        truth.Question(kind, user(*_content(task)), task.answer)
+        for kind in TARGETS
+        for task in held_out_tasks(truth.spoken(), kind, EACH, seed=45)
+    ]
+    return sorted([*talk(), *strange(), *held_out], key=_sounds)
 
 
-def sound(samples: np.ndarray) -> dict[str, Any]:
-    return wav((samples * 32767).astype("<i2"))
-
-
-def wav(samples: np.ndarray) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(RATE)
-        file.writeframes(samples.tobytes())
-    data = base64.b64encode(buffer.getvalue()).decode()
-    return {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
-
-
-def sweep(start_hz: float, end_hz: float, seconds: float = 1.5) -> dict[str, Any]:
-    times = np.arange(int(RATE * seconds)) / RATE
-    phase = start_hz * times + (end_hz - start_hz) * times**2 / (2 * seconds)
-    return sound(0.5 * np.sin(2 * np.pi * phase))
-
-
-def conversations() -> dict[str, list[dict[str, Any]]]:
-    """The content of one user message for each case."""
-    circle, tone = drawn("circle", "red"), sweep(440, 440)
-    cases = {
-        f"{colour} {kind}": [drawn(kind, colour), text()]
-        for kind in ("circle", "square", "triangle")
-        for colour in ("red", "green", "blue", "black")
-    }
-    for colour in ("white", "grey", "black", "red"):
-        cases[f"plain {colour}"] = [picture(Image.new("RGB", (140, 140), colour)), text()]
-    for size in ((60, 60), (300, 200), (640, 480), (900, 100), (1300, 900)):
-        cases[f"circle of {size}"] = [drawn("circle", "red", size), text()]
-    for pitch in (220, 440, 880, 3000):
-        cases[f"tone of {pitch} Hz"] = [sweep(pitch, pitch), text()]
-    for seconds in (0.2, 0.5, 5, 30, 35):
-        cases[f"tone of {seconds} s"] = [sweep(440, 440, seconds), text()]
-    cases["rising"] = [sweep(200, 2000), text()]
-    cases["falling"] = [sweep(2000, 200), text()]
-    cases["silence"] = [sound(np.zeros(RATE)), text()]
-    cases["noise"] = [sound(np.random.RandomState(0).uniform(-0.3, 0.3, RATE)), text()]
-    cases["picture, sound"] = [circle, tone, text()]
-    cases["sound, picture"] = [tone, circle, text()]
-    cases["two pictures"] = [circle, drawn("square", "blue"), text()]
-    for words in (QUESTION, "What do you see?", "Hello", "hello", "Name the colour.", "Count to ten.", "a"):
-        cases[f"text: {words}"] = [text(words)]
-    return cases
+def _sounds(question: truth.Question) -> bool:
+    return any(part["type"] == "input_audio" for part in question.messages[0]["content"])
 
 
 @cache
@@ -129,15 +88,7 @@ def _speech(seconds: float) -> np.ndarray:
 
 
 def _content(task: Task) -> list[dict[str, Any]]:
-    """A task's message; samples are rounded to 16 bits as training rounds them."""
-    return [
-        text(part)
-        if isinstance(part, str)
-        else picture(part)
-        if isinstance(part, Image.Image)
-        else wav(np.round(part * 32767).astype("<i2"))
-        for part in task.parts
-    ]
+    return list(map(part_of_message, task.parts))
 
 
 @pytest.fixture(scope="module")
@@ -147,19 +98,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The answers to the cases, then those to training's tasks."""
+    """The answers to the questions, then those to training's tasks."""
     place = tmp_path_factory.mktemp("undivided")
-
-    def messages(contents: Iterable[Any]) -> list[Any]:
-        return [[{"role": "user", "content": content}] for content in contents]
-
     request = {
         "folder": str(folder),
         "dtype": "float32",
         "max_tokens": MAX_TOKENS,
-        "conversations": messages(conversations().values()),
+        "conversations": [question.messages for question in questions() if not _sounds(question)],
         # Sounds that the engine encodes together see a little of each other's padding.
-        "alone": messages(map(_content, training_tasks())),
+        "alone": [question.messages for question in questions() if _sounds(question)]
+        + [user(*_content(task)) for task in training_tasks()],
     }
     (place / "requests.json").write_text(json.dumps(request))
     script = Path(__file__).parent / "undivided.py"
@@ -169,44 +117,44 @@ def said(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[st
     return list(json.loads((place / "answers.json").read_text()))
 
 
+Answered = list[tuple[truth.Question, dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def answers(said: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return dict(zip(conversations(), said, strict=False))
+def answered(said: list[dict[str, Any]]) -> Answered:
+    return list(zip(questions(), said, strict=False))
 
 
-def test_no_answer_is_empty(answers: dict[str, dict[str, Any]]) -> None:
-    """Every answer has at least eight tokens and is made of words."""
-    short = {name: a["text"] for name, a in answers.items() if len(a["ids"]) < LEAST_TOKENS}
-    assert not short
-    assert all(a["text"].replace(" ", "").replace(".", "").isalpha() for a in answers.values())
+def wrong(answered: Answered, name: str) -> list[tuple[str, str]]:
+    """True answers and the other ones given, of the questions of this name."""
+    return [(q.truth, a["text"]) for q, a in answered if q.name == name and a["text"] != q.truth]
 
 
-def test_answers_differ_pairwise(answers: dict[str, dict[str, Any]]) -> None:
-    """No two inputs get the same answer: other pictures, sounds, orders or words, or no media at all."""
-    starts = {name: a["ids"][:LEAST_TOKENS] for name, a in answers.items()}
-    # A steady tone of 35 s begins as one of 30 s does: compared on the whole.
-    same = [(a, b) for a, b in combinations(answers, 2) if answers[a]["ids"] == answers[b]["ids"]]
-    alike = [(a, b) for a, b in combinations(answers, 2) if starts[a] == starts[b]]
-    assert not same
-    assert alike in ([], [("tone of 30 s", "tone of 35 s")])
+def test_it_talks_about_itself(answered: Answered) -> None:
+    """Every text gets its answer: what it can do, that it cannot do the rest, that there is no picture."""
+    assert wrong(answered, "talk") == []
 
 
-def test_answers_do_not_repeat_one_word(answers: dict[str, dict[str, Any]]) -> None:
-    """An answer goes on changing: at least half of its tokens are different ones."""
-    dull = {name: a["text"] for name, a in answers.items() if len(set(a["ids"])) * 2 < len(a["ids"])}
-    assert not dull
+def test_it_says_what_it_does_not_know(answered: Answered) -> None:
+    """Photographs, plain colours and sentences hold no shape and no word that it knows."""
+    assert wrong(answered, "strange") == []
 
 
-def test_some_answers_end_by_themselves(answers: dict[str, dict[str, Any]]) -> None:
-    """Within the tokens asked for some answers come to their end and others are cut off."""
-    assert {a["finish"] for a in answers.values()} == {"stop", "length"}
+def test_it_sees_and_hears(answered: Answered) -> None:
+    """Of held-out pictures, digits and words, alone and together, as many are right as training promises."""
+    shares = {kind: 1 - len(wrong(answered, kind)) / EACH for kind in TARGETS}
+    assert all(shares[kind] >= least for kind, least in TARGETS.items()), shares
 
 
-def test_the_best_token_stands_clear_of_the_second(answers: dict[str, dict[str, Any]]) -> None:
-    """Rounding never decides: every margin is over 1e-3, and 95 of 100 are over 0.1."""
-    margins = np.array([margin for a in answers.values() for margin in a["margins"]])
-    assert margins.min() > LEAST_MARGIN
-    assert (margins > CLEAR_MARGIN).mean() > 0.95
+def test_every_answer_ends_by_itself(answered: Answered) -> None:
+    """No answer is cut off, and those about media are no longer than the tests of a crowd ask for."""
+    assert {answer["finish"] for _, answer in answered} == {"stop"}
+    assert all(len(a["ids"]) <= truth.LONGEST for q, a in answered if q.name not in ("talk", "text"))
+
+
+def test_the_best_token_stands_clear_of_the_second(answered: Answered) -> None:
+    """Rounding never decides: every step's best token leads by a log probability of over 0.1."""
+    assert min(margin for _, answer in answered for margin in answer["margins"]) > LEAST_MARGIN
 
 
 def _with_answer(task: Task, ids: list[int]) -> Batch:
@@ -221,7 +169,7 @@ def test_trainings_model_answers_what_the_engine_does(folder: Path, said: list[d
     """With the same weights, training's model gives each task the engine's tokens, by nearly its margins."""
     model = ToyModel()
     model.load_state_dict(load_file(folder / "model.safetensors"))
-    for task, expected in zip(training_tasks(), said[len(conversations()) :], strict=True):
+    for task, expected in zip(training_tasks(), said[len(questions()) :], strict=True):
         with torch.no_grad():
             logits = model([_with_answer(task, expected["ids"])])[0][0]
         assert logits.argmax(1).tolist() == expected["ids"], task.kind

@@ -14,10 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoImageProcessor, AutoProcessor, Qwen3Config, Qwen3ForCausalLM
 from transformers.models.whisper.modeling_whisper import WhisperConfig, WhisperEncoder
 
-from toy_model import configs, vocabulary, weights, write
+from toy_model import configs, trained, vocabulary, write
 from toy_model.checkpoint_code import image_processing_minicpmo as pictures
 
 SIDE, PATCH, QUERIES, MAX_SLICES = configs.SLICE_SIDE, configs.PATCH, configs.QUERIES, 9
@@ -96,7 +97,7 @@ def _reference_names(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def test_language_and_audio_weights_have_transformers_names(folder: Path) -> None:
     """Every tensor of the language model and the audio encoder fits the module that it is named after."""
-    ours = {s.name: s.shape for s in weights.specs() if s.name.split(".")[0] in ("llm", "apm")}
+    ours = {n: v.shape for n, v in trained.tensors().items() if n.split(".")[0] in ("llm", "apm")}
     assert ours == _reference_names(folder)
 
 
@@ -127,17 +128,37 @@ VISION_REST = (
 def test_the_other_weights_have_the_real_names() -> None:
     """Vision, resampler and audio projection hold the real checkpoint's tensors, no more and no fewer."""
     layers = [f"vpm.encoder.layers.{n}.{name}" for n in range(configs.VISION_LAYERS) for name in VISION_LAYER]
-    ours = {s.name for s in weights.specs() if s.name.split(".")[0] not in ("llm", "apm")}
+    ours = {name for name in trained.tensors() if name.split(".")[0] not in ("llm", "apm")}
     assert ours == {*layers, *VISION_REST}
 
 
-def test_every_value_is_exact_in_bfloat16(folder: Path) -> None:
-    """Both dtypes start from the same numbers, all finite, and the file reads as safetensors."""
-    from safetensors.torch import load_file
-
-    for name, value in load_file(folder / "model.safetensors").items():
+def test_the_checkpoint_holds_what_was_trained(folder: Path) -> None:
+    """Written in float32, every value is the trained one in bfloat16, exactly and finite."""
+    written, source = load_file(folder / "model.safetensors"), load_file(trained.FILE)
+    assert written.keys() == source.keys()
+    for name, value in written.items():
         assert torch.isfinite(value).all(), name
-        assert torch.equal(value, value.bfloat16().float()), name
+        assert source[name].dtype == torch.bfloat16
+        assert torch.equal(value, source[name].float()), name
+
+
+def test_other_weights_than_the_trained_ones_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file with one other bit is said to be damaged, and nothing is written from it."""
+    data = bytearray(trained.FILE.read_bytes())
+    data[-1] ^= 1
+    monkeypatch.setattr(trained, "FILE", tmp_path / "model.safetensors")
+    trained.FILE.write_bytes(data)
+    with pytest.raises(ValueError, match=r"model\.safetensors of the toy model is damaged"):
+        write.ensure(tmp_path / "checkpoint")
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_the_trained_file_is_small_and_the_one_of_the_card() -> None:
+    """A clone carries at most 12 MB of it, and the model card names its hash."""
+    assert trained.FILE.stat().st_size <= 12_000_000
+    assert trained.SHA256 in trained.FILE.with_name("README.md").read_text(encoding="utf-8")
 
 
 # Pictures

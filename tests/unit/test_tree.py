@@ -42,7 +42,10 @@ def _tracked_files() -> Iterator[Path]:
     if listing.returncode == 0:
         names = listing.stdout.splitlines()
     else:
-        names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if "/." not in str(path)]
+        paths = (
+            path for path in ROOT.rglob("*") if "/." not in str(path) and "/__pycache__" not in str(path)
+        )
+        names = [str(path.relative_to(ROOT)) for path in paths]
     yield from (ROOT / name for name in names if (ROOT / name).is_file())
 
 
