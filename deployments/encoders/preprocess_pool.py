@@ -28,7 +28,7 @@ logger = logging.getLogger("ray.serve")
 
 START_TIMEOUT_S = 180.0
 """Longest start of all workers, imports and processor included."""
-SLOTS_WAITING = 8
+SLOTS_WAITING = 24
 """Prepared items whose arrays may lie in shared memory until they are encoded; more come through the pipe."""
 
 
