@@ -31,6 +31,13 @@ from deployments.metrics import IngressMetrics
 from policies.limits import MediaLimits
 from policies.traffic import Traffic
 
+ON_ONE_LOOP = {
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+"""Has Serve run its own part of the replica, and its calls of others, on the event loop of this code: neither
+holds it long, and between two loops every message of an answer changes threads twice."""
+
 logger = logging.getLogger("ray.serve")
 app = FastAPI(title="GraphServe", openapi_url=None, redirect_slashes=False)
 app.add_middleware(RequestId)
@@ -117,7 +124,7 @@ def _bearer(raw: Request) -> str:
     health_check_period_s=1,
     health_check_timeout_s=10,
     max_ongoing_requests=1024,
-    ray_actor_options={"num_cpus": 0},
+    ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": ON_ONE_LOOP}},
 )
 @serve.ingress(app)
 class Ingress:

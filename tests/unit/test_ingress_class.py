@@ -4,9 +4,12 @@ import builtins
 import dis
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 from types import CodeType, FunctionType
 
-from app.ingress import Ingress
+from ray.serve._private import constants
+
+from app.ingress import ON_ONE_LOOP, Ingress
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
@@ -30,3 +33,11 @@ def test_every_name_that_a_method_uses_was_there_when_serve_froze_the_class() ->
         if name not in method.__globals__ and not hasattr(builtins, name)
     }
     assert not missing
+
+
+def test_serve_is_told_to_use_one_loop_by_names_that_it_reads() -> None:
+    """The Ingress's replicas start with the variables, and each is one that Serve reads."""
+    told = Ingress.ray_actor_options["runtime_env"]["env_vars"]
+    assert told == ON_ONE_LOOP
+    read_by_serve = Path(constants.__file__).read_text(encoding="utf-8")
+    assert [name for name in told if f'"{name}"' not in read_by_serve] == []
