@@ -16,7 +16,7 @@ import pytest
 
 from tests import browser, media, metrics_doc
 from tests.asking import MODEL, text, user
-from tests.scrape import OF_RAY, Samples, prometheus, scrape, scraped_until, session, total
+from tests.scrape import OF_RAY, Samples, prometheus, scraped_until, session, total
 from tests.servers import Server, client
 from tests.unit.test_metrics_doc import expressions
 
@@ -42,7 +42,7 @@ def ask(app: Server, request_id: str, *parts: Any, stream: bool = False) -> http
 
 @pytest.fixture(scope="module")
 def before(app: Server) -> Samples:
-    return scrape(app)
+    return scraped_until(app, bool)  # of an application that has just started Ray's agent may not listen yet
 
 
 @pytest.fixture(scope="module")
