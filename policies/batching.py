@@ -6,6 +6,7 @@ shape that only ever ran in batches no graph may have would never be captured. A
 device by itself, company makes everybody wait for the last one and moves nothing more.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,10 @@ class BatchingPolicy:
         if item_s * self.max_batch_size <= self.max_batch_s:
             return self.max_batch_size
         return max(1, int(self.max_batch_s / item_s))
+
+    def item_s_for(self, items: int) -> float:
+        """What an item may take where so many may run together; infinite where that is never so."""
+        return 0.999 * self.max_batch_s / items if self.max_batch_s else math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ logger = logging.getLogger("ray.serve")
 
 COUNTED_KEYS = 256
 """Media keys whose use is counted; the least used of more is forgotten."""
+ONE_MORE_AFTER = 16
+"""After so many batches of one size in a row one item more may run, whatever those took: most of that may be
+what any batch takes once, and only a larger one shows it."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,7 @@ class Batcher:
         self.captured_media: dict[str, None] = dict.fromkeys(engine.warmed)
         self.ineligible: dict[str, None] = {}  # shapes that no graph is for, whatever the batch
         self.item_s: dict[str, float] = {}  # by shape, what an item took of late
+        self.same_size: dict[str, tuple[int, int]] = {}  # by shape, the last batch's, and how often in a row
         self._wake = asyncio.Event()
 
     def submit(self, inputs: EncoderInputs, request_id: str = "") -> "asyncio.Future[Done]":
@@ -149,7 +153,7 @@ class Batcher:
             self.running_since_s = None
         encode_s = time.monotonic() - begun
         self.count(batch[0].inputs.shape_key, len(batch), hit)
-        self._learn(batch[0].inputs.shape_key, encode_s / len(batch))
+        self._learn(batch[0].inputs.shape_key, encode_s, len(batch))
         why = miss_reason(before, self.engine.stats())
         if why == "ineligible" and len(batch) in self.graph_sizes:  # not even at a size that graphs are for
             self.ineligible[batch[0].inputs.shape_key] = None
@@ -186,10 +190,16 @@ class Batcher:
             self.media_hits[key] += items
             self.captured_media[key] = None
 
-    def _learn(self, key: str, item_s: float) -> None:
+    def _learn(self, key: str, batch_s: float, items: int) -> None:
         """Half of what is known is the last batch: a first one that was slow is soon forgotten."""
-        self.item_s[key] = (self.item_s.pop(key, item_s) + item_s) / 2
+        last, often = self.same_size.pop(key, (items, 0))
+        often = often + 1 if last == items else 1
+        item_s = (self.item_s.pop(key, batch_s / items) + batch_s / items) / 2
+        if often == ONE_MORE_AFTER:
+            item_s, often = min(item_s, self.policy.item_s_for(items + 1)), 0
+        self.item_s[key], self.same_size[key] = item_s, (items, often)
         _forget_oldest(self.item_s)
+        _forget_oldest(self.same_size)
 
     def _refuse(self, job: _Job, reason: str) -> None:
         if not job.done.done():

@@ -3,12 +3,13 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from deployments.encoders.batcher import COUNTED_KEYS, Batcher
+from deployments.encoders.batcher import COUNTED_KEYS, ONE_MORE_AFTER, Batcher
 from deployments.families.base import EncoderInputs
 from policies.batching import BatchingPolicy
 from policies.stats import GraphStats
@@ -124,14 +125,34 @@ async def test_shapes_that_fill_the_device_run_alone() -> None:
 def test_one_slow_batch_is_soon_forgotten() -> None:
     """What an item takes follows the last few batches, of as many shapes as are counted."""
     batcher = Batcher(None, Engine(), "r1", BatchingPolicy(), None)  # type: ignore[arg-type]
-    batcher._learn("a", 1.0)
+    batcher._learn("a", 1.0, 1)
     assert batcher.policy.limit(batcher.item_s["a"]) == 1
     for _ in range(10):
-        batcher._learn("a", 0.001)
+        batcher._learn("a", 0.001, 1)
     assert batcher.policy.limit(batcher.item_s["a"]) == batcher.policy.max_batch_size
     for number in range(1000):
-        batcher._learn(f"rare {number}", 1.0)
-    assert len(batcher.item_s) == COUNTED_KEYS
+        batcher._learn(f"rare {number}", 1.0, 1)
+    assert len(batcher.item_s) == len(batcher.same_size) == COUNTED_KEYS
+
+
+def sizes_of(batch_s: Callable[[int], float], runs: int) -> list[int]:
+    """How many of a shape run together, one batch after another, where it came alone at first."""
+    batcher = Batcher(None, Engine(), "r1", BatchingPolicy(), None)  # type: ignore[arg-type]
+    sizes = [1]
+    for _ in range(runs):
+        batcher._learn("a", batch_s(sizes[-1]), sizes[-1])
+        sizes.append(batcher.policy.limit(batcher.item_s["a"]))
+    return sizes
+
+
+def test_a_shape_that_is_slow_alone_only_is_found_out() -> None:
+    """Where a batch takes 20 ms however many run, eight run together before long; where each takes 20 ms
+    more, they run one by one but for a pair now and then.
+    """
+    assert sizes_of(lambda items: 0.02, 10 * ONE_MORE_AFTER)[-10:] == [8] * 10
+    each = sizes_of(lambda items: 0.02 * items, 10 * ONE_MORE_AFTER)
+    assert set(each) == {1, 2}
+    assert 5 <= each.count(2) <= 10
 
 
 async def test_counted_keys_stay_bounded() -> None:

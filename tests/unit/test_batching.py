@@ -50,6 +50,15 @@ def test_a_batch_of_several_is_as_long_as_it_may_be(item_s: float, taken: int) -
     assert step == Take(tuple(range(taken)))
 
 
+@given(items=st.integers(1, 64), max_batch_s=st.floats(1e-6, 10.0))
+def test_what_an_item_may_take_is_what_lets_so_many_run(items: int, max_batch_s: float) -> None:
+    """With it exactly so many run together; with no time for any but lone items they stay alone."""
+    policy = BatchingPolicy(64, max_batch_s=max_batch_s)
+    assert policy.limit(policy.item_s_for(items)) == items
+    never = BatchingPolicy(64, max_batch_s=0.0)
+    assert never.limit(never.item_s_for(items)) == 1
+
+
 def test_throughput_may_be_preferred_to_graphs() -> None:
     """With ``prefer_graphs`` off the largest batch of one shape runs, graph or not."""
     policy = BatchingPolicy(max_batch_size=3, prefer_graphs=False)
