@@ -18,6 +18,12 @@ REFUSAL_FILE = "refusal.http"
 """What HAProxy answers where an Ingress gives no answer; it lies beside the program."""
 DRAINING_S = "2"
 """How long an Ingress replica that leaves stays reachable: HAProxy forgets it within a second."""
+HEALTH_CHECK_S = "3"
+"""Serve starts HAProxy anew when three checks in a row find it gone. It is not less, for one may fall into a
+reload, which takes a second on a busy machine."""
+HEAD_TIMEOUT_S = 60
+"""Longest wait for a request's line and headers. HAProxy takes 4,096 connections, and idle ones would hold
+them for an hour."""
 
 
 def wanted(config: Mapping[str, Any]) -> bool:
@@ -54,6 +60,7 @@ def environment(folder: Path, refusal: bytes) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "server-state"),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(_free_port()),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": DRAINING_S,
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": HEALTH_CHECK_S,
     }
 
 
@@ -64,17 +71,18 @@ def _free_port() -> int:
 
 
 def changed(text: str, refusal: Path, sockets: Path) -> str:
-    """The file that Serve wrote for HAProxy, with four changes.
+    """The file that Serve wrote for HAProxy, with five changes.
 
     A request that no Ingress answers is refused by ``refusal`` instead of Serve's bare 500. A connection is
     for one request, on both sides of HAProxy: where it is used again and the server dies, HAProxy says
-    nothing, for the client should send the request again. HAProxy's statistics and metrics, which Serve puts
-    on ports of all interfaces, are on sockets in ``sockets``. Raises ValueError when the file is not as this
-    knows it.
+    nothing, for the client should send the request again. Who connects and sends no request is cut off.
+    HAProxy's statistics and metrics, which Serve puts on ports of all interfaces, are on sockets in
+    ``sockets``. Raises ValueError when the file is not as this knows it.
     """
+    defaults = f"option httpclose\n    timeout http-request {HEAD_TIMEOUT_S}s"
     for pattern, put, count in (
         (r"(?m)^(\s*errorfile 50[234]) .*$", rf"\1 {refusal}", 3),
-        (r"(?m)^(defaults\n\s*mode http)$", r"\1\n    option httpclose", 1),
+        (r"(?m)^(defaults\n\s*mode http)$", rf"\1\n    {defaults}", 1),
         (r"(?m)^(frontend prometheus\n\s*bind) :\d+$", rf"\1 unix@{sockets}/prometheus mode 600", 1),
         (r"(?m)^(listen stats\n\s*bind) \*:\d+$", rf"\1 unix@{sockets}/stats mode 600", 1),
     ):

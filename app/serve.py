@@ -5,9 +5,11 @@ Serve's proxy.
 """
 
 import contextlib
+import errno
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +20,7 @@ from typing import Any
 import httpx
 import psutil  # type: ignore[import-untyped]
 import yaml
+from ray._private.services import canonicalize_bootstrap_address
 from ray.serve._private.constants import DEFAULT_TRACING_EXPORTER_IMPORT_PATH
 
 from app import haproxy
@@ -42,6 +45,9 @@ def main(argv: list[str]) -> int:
         return 2
     told = yaml.safe_load(config.read_text(encoding="utf-8"))
     base_url = address(told)
+    if not joins_a_ray() and taken(told):
+        print(f"another program listens at {base_url}: end it, or set http_options.port", file=sys.stderr)
+        return 2
     # Before the server starts: a shell's background job ignores Ctrl-C, and a child would inherit that.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: _interrupt())
@@ -100,9 +106,34 @@ def _interrupt() -> None:
 
 def address(config: dict[str, Any]) -> str:
     """The base URL that a Serve config listens on."""
+    host, port = _listens(config)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - to call it
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def joins_a_ray() -> bool:
+    """Whether ``serve run`` will use a Ray that is up, whose own Serve may hold the port."""
+    try:
+        return canonicalize_bootstrap_address(None) is not None
+    except (ConnectionError, ValueError):  # what is wrong with the address it says itself
+        return True
+
+
+def taken(config: dict[str, Any]) -> bool:
+    """Whether another program listens where a Serve config wants to."""
+    host, port = _listens(config)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended do not count
+        try:
+            listener.bind((host, port))
+        except OSError as error:  # what else is wrong with it Serve says
+            return error.errno == errno.EADDRINUSE
+    return False
+
+
+def _listens(config: dict[str, Any]) -> tuple[str, int]:
     http = config.get("http_options") or {}
-    host = str(http.get("host", "127.0.0.1"))
-    return f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{http.get('port', 8000)}"  # noqa: S104 - to call it
+    return str(http.get("host") or "127.0.0.1"), int(http.get("port") or 8000)
 
 
 def announce(base_url: str, server: "subprocess.Popen[bytes]", children: dict[int, psutil.Process]) -> None:

@@ -130,3 +130,17 @@ def test_what_an_ingress_takes_along_is_told(app: Server) -> None:
         assert answer.status_code in (200, 503), answer.text
         assert len(statuses) < 10_000
     assert wait_for(lambda: in_hand(app) == 0)
+
+
+def test_haproxy_that_is_killed_comes_back(app: Server) -> None:
+    """Killed, HAProxy is started again within a quarter of a minute, and answers as before."""
+    for process in of_haproxy(app):
+        process.kill()
+
+    def answers() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return post(app, {"messages": user(text("Hi")), "max_tokens": 1}).status_code == 200
+        return False
+
+    assert wait_for(lambda: not answers(), within_s=5)
+    assert wait_for(answers, within_s=20)

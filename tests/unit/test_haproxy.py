@@ -33,7 +33,7 @@ def test_only_a_config_that_asks_gets_it(tmp_path: Path) -> None:
     read_by_serve = (
         Path(haproxy_constants()).read_text() + Path(HAProxyApi.__init__.__code__.co_filename).read_text()
     )
-    assert [name for name in told if name.startswith("RAY_SERVE_HA") and name not in read_by_serve] == []
+    assert [name for name in told if name.startswith("RAY_SERVE_") and name not in read_by_serve] == []
 
 
 def haproxy_constants() -> str:
@@ -75,6 +75,15 @@ def test_haproxy_takes_the_changed_file(tmp_path: Path) -> None:
         "127.0.0.1:8000",
         f"unix@{tmp_path}/stats",
     ]
+
+
+def test_who_sends_no_request_is_not_waited_for_by_the_hour(tmp_path: Path) -> None:
+    """The head of a request has a minute, for HAProxy holds a bounded number of connections."""
+    before = file_of_serve(tmp_path).read_text()
+    text = haproxy.changed(before, tmp_path / "refusal", tmp_path)
+    waits = [line.split()[2] for line in text.splitlines() if line.split()[:2] == ["timeout", "http-request"]]
+    assert waits == ["60s"]
+    assert "timeout http-request" not in before
 
 
 def test_a_file_of_another_serve_is_not_served_half_changed(tmp_path: Path) -> None:
