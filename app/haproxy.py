@@ -71,11 +71,12 @@ def _free_port() -> int:
 
 
 def changed(text: str, refusal: Path, sockets: Path) -> str:
-    """The file that Serve wrote for HAProxy, with five changes.
+    """The file that Serve wrote for HAProxy, with six changes.
 
     A request that no Ingress answers is refused by ``refusal`` instead of Serve's bare 500. A connection is
     for one request, on both sides of HAProxy: where it is used again and the server dies, HAProxy says
     nothing, for the client should send the request again. Who connects and sends no request is cut off.
+    Servers are called where they listen: all do at the application's host, where Serve writes 127.0.0.1.
     HAProxy's statistics and metrics, which Serve puts on ports of all interfaces, are on sockets in
     ``sockets``. Raises ValueError when the file is not as this knows it.
     """
@@ -89,6 +90,11 @@ def changed(text: str, refusal: Path, sockets: Path) -> str:
         text, found = re.subn(pattern, put, text)
         if found != count:
             raise ValueError(f"Serve's file for HAProxy has {found} of {pattern}, not {count}")
+    listens = re.search(r"(?m)^frontend http_frontend\n\s*bind (\S+):\d+$", text)
+    if listens is None:
+        raise ValueError("Serve's file for HAProxy does not say where it listens")
+    if (host := listens[1]) != "*":
+        text = re.sub(r"(?m)^(\s*server \S+) 127\.0\.0\.1:", rf"\1 {host}:", text)
     return text
 
 

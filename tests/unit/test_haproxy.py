@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions
 
 from app import haproxy
 from app.http_errors import HttpError, raw
@@ -15,9 +16,13 @@ from app.serve import ENVIRONMENT, environment
 ASKS = {"applications": [{"name": "a", "args": {"haproxy": True}}]}
 
 
-def file_of_serve(folder: Path) -> Path:
+def file_of_serve(folder: Path, host: str = "127.0.0.1") -> Path:
     """The file that Serve writes for an application with one Ingress replica."""
-    config = HAProxyConfig(socket_path=str(folder / "admin"), server_state_file=str(folder / "state"))
+    config = HAProxyConfig(
+        socket_path=str(folder / "admin"),
+        server_state_file=str(folder / "state"),
+        http_options=HTTPOptions(host=host),
+    )
     path = folder / "haproxy.cfg"
     backend = BackendConfig("http-a", "/", app_name="a", servers=[ServerConfig("one", "127.0.0.1", 30000)])
     HAProxyApi(config, {"a": backend}, config_file_path=str(path))._generate_config_file_internal()
@@ -84,6 +89,17 @@ def test_who_sends_no_request_is_not_waited_for_by_the_hour(tmp_path: Path) -> N
     waits = [line.split()[2] for line in text.splitlines() if line.split()[:2] == ["timeout", "http-request"]]
     assert waits == ["60s"]
     assert "timeout http-request" not in before
+
+
+@pytest.mark.parametrize(
+    ("host", "called"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("192.0.2.7", "192.0.2.7"), ("::1", "::1")],
+)
+def test_an_ingress_is_called_where_it_listens(tmp_path: Path, host: str, called: str) -> None:
+    """An Ingress listens at the application's host alone, be it every interface or one."""
+    text = haproxy.changed(file_of_serve(tmp_path, host).read_text(), tmp_path / "refusal", tmp_path)
+    servers = [line.split()[2] for line in text.splitlines() if line.split()[:1] == ["server"]]
+    assert servers == [f"{called}:30000"]
 
 
 def test_a_file_of_another_serve_is_not_served_half_changed(tmp_path: Path) -> None:
