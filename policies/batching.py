@@ -85,11 +85,12 @@ def next_batch(
     oldest = queue[0]
     same = [i for i, item in enumerate(queue) if item.shape_key == oldest.shape_key]
     limit = policy.limit(item_s.get(oldest.shape_key, 0.0))
-    same = same[:limit]
     if policy.prefer_graphs:
-        fitting = [size for size in graph_sizes.get(oldest.shape_key, NO_SIZES) if 0 < size <= len(same)]
-        if fitting:
-            return Take(tuple(same[: max(fitting)]))
+        sizes = graph_sizes.get(oldest.shape_key, NO_SIZES)
+        fitting = [size for size in sizes if 0 < size <= min(len(same), policy.max_batch_size)]
+        if fitting:  # where every one is over the limit, the least of them, or it would never be captured
+            return Take(tuple(same[: max((size for size in fitting if size <= limit), default=min(fitting))]))
+    same = same[:limit]
     alone = len(queue) == 1  # nothing to gain from company that is not in sight
     wait_s = policy.max_wait_s - (now_s - oldest.since_s)
     if alone or len(same) == limit or wait_s <= 0:

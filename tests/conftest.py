@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("any pace", deadline=None)  # a busy machine is no fault of an example
+hypothesis.settings.load_profile("any pace")
 
 TESTS = Path(__file__).parent
 TIERS = ("unit", "local", "cluster", "gpu")

@@ -109,7 +109,7 @@ def test_pictures_of_any_size(ways: Any, checkpoint: str) -> None:
     """Every number of every strip is the same, bit for bit, from one pixel to many slices, however thin."""
     both = ways(checkpoint, "vision")
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(st.integers(1, 900), st.integers(1, 900), st.integers(0, 9))
     @example(1, 1, 0)
     @example(2, 3, 0)
@@ -143,7 +143,7 @@ def test_pictures_of_any_kind(ways: Any, checkpoint: str, mode: str) -> None:
     check_equal(ways(checkpoint, "vision"), decode_image(data, limits), 0)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(1, 1500), st.integers(1, 1500))
 @example(1344, 1344)
 @example(1300, 900)
@@ -184,7 +184,7 @@ def test_clips_of_any_length(ways: Any, checkpoint: str) -> None:
     """Features are within 1e-6 (bit for bit up to 30 s), from one sample to several chunks, silence too."""
     both = ways(checkpoint, "audio")
 
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(
         st.one_of(st.integers(1, 3000), st.integers(1, 480_000)),
         st.sampled_from(sorted(SOUNDS)),

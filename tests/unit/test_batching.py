@@ -50,6 +50,13 @@ def test_a_batch_of_several_is_as_long_as_it_may_be(item_s: float, taken: int) -
     assert step == Take(tuple(range(taken)))
 
 
+@pytest.mark.parametrize(("sizes", "taken"), [([2, 3], 2), ([1, 3], 1), ([3], 3), ([8], 1)])
+def test_time_keeps_no_shape_from_its_graph(sizes: list[int], taken: int) -> None:
+    """A shape that is slow eagerly still runs at the least size that may be captured; else in time."""
+    step = next_batch(queue(*"aaaa"), 0.0, policy=POLICY, graph_sizes={"a": sizes}, item_s={"a": 0.022})
+    assert step == Take(tuple(range(taken)))
+
+
 @given(items=st.integers(1, 64), max_batch_s=st.floats(1e-6, 10.0))
 def test_what_an_item_may_take_is_what_lets_so_many_run(items: int, max_batch_s: float) -> None:
     """With it exactly so many run together; with no time for any but lone items they stay alone."""
@@ -91,7 +98,9 @@ def test_every_batch_is_of_one_shape_and_has_the_oldest(
     assert list(step.indices) == sorted(set(step.indices))
     assert len({keys[i] for i in step.indices}) == 1
     assert len(step.indices) <= policy.max_batch_size
-    assert len(step.indices) == 1 or len(step.indices) * item_s.get(keys[0], 0.0) <= policy.max_batch_s
+    for_a_graph = prefer and len(step.indices) in graph_sizes.get(keys[0], ())
+    in_time = len(step.indices) * item_s.get(keys[0], 0.0) <= policy.max_batch_s
+    assert len(step.indices) == 1 or in_time or for_a_graph
 
 
 def test_an_empty_queue_is_the_callers_error() -> None:

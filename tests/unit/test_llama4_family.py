@@ -58,7 +58,7 @@ def processor_of(pictures: Any, family: Llama4) -> Any:
     )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(width=st.integers(1, 900), height=st.integers(1, 900))
 @example(width=112, height=112)
 @example(width=113, height=112)
@@ -76,7 +76,6 @@ def test_grids_and_tokens_are_those_of_upstreams_processor(pictures: Any, width:
     assert np.abs(stand_in.arrays["pixel_values"]).max() > 0
 
 
-@settings(deadline=None)
 @given(name=st.sampled_from(sorted(FAMILIES)), width=st.integers(1, 20_000), height=st.integers(1, 20_000))
 @example(name="scout", width=336, height=336)
 @example(name="scout", width=337, height=336)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.media_fetch import FetchOptions, MediaFetcher
@@ -127,7 +127,6 @@ TAKES_DATA = MediaFetcher(FetchOptions(), LIMITS)
 BASE64_LETTERS = st.text(alphabet="AZaz09+/=-_ \n\t\u00e9%", max_size=9)
 
 
-@settings(deadline=None)  # an event loop for each example
 @given(data=st.binary(max_size=9), text=BASE64_LETTERS, padding=st.integers(0, 4), flip=st.booleans())
 def test_base64_is_what_python_takes_for_it(data: bytes, text: str, padding: int, flip: bool) -> None:
     """Whether a field is base64, and of what, is as the standard library says, strictly."""

@@ -4,7 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.messages import embedding_to_message, is_finite, message_to_embedding
@@ -12,7 +12,6 @@ from deployments.messages import embedding_to_message, is_finite, message_to_emb
 torch = pytest.importorskip("torch")
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**16 - 1), min_size=4, max_size=64).filter(lambda bits: len(bits) % 4 == 0))
 def test_bfloat16_arrives_bit_for_bit(bits: list[int]) -> None:
     """Every 16-bit pattern, NaN payloads and subnormals included, is the same after the journey."""
@@ -47,7 +46,6 @@ def test_other_dtypes_are_refused(dtype: "torch.dtype") -> None:
         embedding_to_message(torch.zeros(2, 2, dtype=dtype), uuid="u", encoder="vision", metadata={})
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**16 - 1), min_size=1, max_size=64))
 def test_what_torch_calls_finite_is_finite(bits: list[int]) -> None:
     """The look at the bits and torch agree on every 16-bit pattern, and on the same values in float32."""

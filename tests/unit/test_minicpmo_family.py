@@ -51,7 +51,7 @@ def real_grids(family: MiniCPMO, width: int, height: int) -> list[tuple[int, int
     return [(h // patch, w // patch) for w, h in sizes]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 700), st.integers(1, 700))
 @example(140, 140)
 @example(141, 140)
@@ -68,7 +68,6 @@ def test_grids_are_those_of_the_checkpoints_image_processor(width: int, height: 
     assert stand_in.tokens == TOY.queries * len(grids)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(FAMILIES)), st.integers(1, 20_000), st.integers(1, 20_000))
 @example("448", 448, 448)
 @example("448", 449, 448)
@@ -84,7 +83,7 @@ def test_grids_of_any_size(name: str, width: int, height: int) -> None:
     assert parse_grids_key(grids_key(grids)) == grids
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(1, 1000), st.integers(1, 1000))
 def test_full_size_pixels(width: int, height: int) -> None:
     """At 448 pixels too the processor's own output has the predicted grids."""
@@ -135,7 +134,6 @@ def test_the_key_of_a_clip_is_that_of_its_samples_at_the_models_rate(
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=4))
-@settings(deadline=None)
 def test_a_stand_in_has_the_shape_it_stands_for(frames: list[int]) -> None:
     """Warm-up runs on the shape that was ordered, with content that is not zero."""
     item = TOY.stand_in("audio", frames_key(frames))

@@ -24,7 +24,7 @@ def by_pillow(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return np.asarray(image).transpose(2, 0, 1)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(SIDE, SIDE, st.lists(st.tuples(SIDE, SIDE), min_size=1, max_size=3))
 @example(1, 1, [(1, 1), (7, 9)])
 @example(140, 140, [(140, 140), (140, 70), (70, 140)])

@@ -35,7 +35,7 @@ def not_too_thin(width: int, height: int) -> bool:
     return max(width, height) / min(width, height) <= MAX_RATIO
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 900), st.integers(1, 900))
 @example(56, 56)
 @example(1, 200)
@@ -55,7 +55,6 @@ def test_the_grid_is_that_of_upstreams_image_processor(width: int, height: int) 
     assert np.abs(stand_in.arrays["pixel_values"]).max() > 0
 
 
-@settings(deadline=None)
 @given(st.sampled_from(sorted(FAMILIES)), st.integers(1, 30_000), st.integers(1, 30_000))
 @example("real", 28, 28 * 200)
 @example("real", 30_000, 150)

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.recycling import Refusal
@@ -102,7 +102,6 @@ steps = st.lists(
 
 
 @pytest.mark.rule("C3")
-@settings(deadline=None)
 @given(steps)
 def test_totals_never_go_backwards(sequence: list[tuple[object, ...]]) -> None:
     """However replicas report, restart, go and come back, no total ever falls."""

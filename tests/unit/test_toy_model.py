@@ -172,7 +172,6 @@ def _restated_size(width: float, height: float) -> tuple[int, int]:
     return max(1, round(wide / PATCH)) * PATCH, max(1, round(tall / PATCH)) * PATCH
 
 
-@settings(deadline=None)
 @given(width=lengths, height=lengths)
 def test_the_grid_is_the_nearest_in_shape(width: int, height: int) -> None:
     """As many slices as the area asks for, give or take one, at most nine, in the nearest shape."""
@@ -248,7 +247,6 @@ def test_the_image_processor_loads_by_its_own_name(folder: Path) -> None:
 # Sounds
 
 
-@settings(deadline=None)
 @given(samples=st.integers(800, 16_000 * 95))
 def test_audio_placeholders_match_what_the_encoder_gives(processor: Any, samples: int) -> None:
     """One placeholder for each embedding of each 30 s clip, in runs of one second's worth."""
@@ -280,7 +278,6 @@ def test_a_prompt_keeps_the_order_of_its_parts(processor: Any, tokenizer: Any) -
 # Text
 
 
-@settings(deadline=None)
 @given(text=st.text())
 def test_text_survives_the_tokenizer(tokenizer: Any, text: str) -> None:
     """Any text without markers comes back as it was, up to Unicode's composed form."""
