@@ -164,7 +164,7 @@ def welcome(base_url: str, client: httpx.Client, seconds: float) -> str:
     return (
         f"\nReady after {seconds:.0f} s: {base_url}/v1 serves {model}. Try:\n\n"
         f"  curl {base_url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'\n\n"
-        f"  {base_url}/ shows the deployments, http://127.0.0.1:8265 is Ray's dashboard.\n"
+        f"  {base_url}/ shows the deployments.\n"
         "  Ctrl-C ends it.\n"
     )
 
