@@ -35,6 +35,7 @@ from benchmarks import (
 )
 from benchmarks.contenders import DEFAULTS, GRAPHS_OFF, GRAPHS_ON, TUNED, Contender, Setup
 from benchmarks.serving_plan import Plan, Results
+from benchmarks.time_spent import TimeSpent
 from tests.servers import Server, app_config
 
 BEGUN_S = time.monotonic()
@@ -139,6 +140,7 @@ class Bench:
         self.planned = planned
         self.lengths = plan.lengths
         self.took_s: dict[str, float] = {}  # by case, all servers
+        self.spent = TimeSpent(servers, chosen)
 
     def run(self) -> None:
         """Warm, note memory and stages, then measure until all is done or the time is up."""
@@ -152,6 +154,7 @@ class Bench:
                 say(f"no time left for {case.name} of round {number}")
                 break
             self.measure(number, case, names)
+        self.spent.close()
         self.note_memory()
 
     def left_s(self) -> float:
@@ -185,10 +188,13 @@ class Bench:
         requests = load.make_requests(self.setup.model, case.kind, case.requests, self.lengths, seed)
         for name in names:
             setup = self.setup
+            self.spent.settle(name)
             entry = rounds.measure(
                 self.servers, name, setup.model, setup.served_name, case, requests, self.lengths, seed
             )
-            self.results.rounds.append({"round": number, "rate_per_s": case.rate_per_s, **entry})
+            entry = {"round": number, "rate_per_s": case.rate_per_s, **entry}
+            self.results.rounds.append(entry)
+            self.spent.charge(name, entry, case.requests)
             say(
                 f"round {number}, {case.name}, {name}: {entry['requests_per_s']:.2f} requests/s, TTFT "
                 f"{entry['median_ttft_ms']:.0f} ms, TPOT {entry['median_tpot_ms']:.1f} ms, gap p99 "
@@ -257,6 +263,7 @@ def markdown(kept: Mapping[str, Any], plan: Plan) -> str:
         serving_report.targets_table(measured, plan.targets),
         *(serving_report.ratios_table(measured, summary, on, [off]) for on, off in plan.pairs),
         serving_report.savings_table(measured, kept["stages"], GRAPHS_ON, GRAPHS_OFF),
+        serving_report.spent_table(measured),
         serving_report.processor_table(summary),
         serving_report.stages_table(kept["stages"]),
         serving_report.memory_table(kept["memory"]),

@@ -172,6 +172,21 @@ def targets_table(rounds: Sequence[Round], targets: Iterable[Target]) -> str:
     return "\n".join(lines)
 
 
+def spent_table(rounds: Iterable[Round]) -> str:
+    """Means of the stages of a request under load, by the servers' own metrics; medians of the rounds."""
+    noted = [entry for entry in rounds if "spent_ms_per_request" in entry]
+    parts = list(dict.fromkeys(part for entry in noted for part in entry["spent_ms_per_request"]))
+    if not noted:
+        return ""
+    lines = [f"| load | server | {', ms | '.join(parts)}, ms |", "|---" * (len(parts) + 2) + "|"]
+    for case, of in _by_case(noted).items():
+        for server, entries in of.items():
+            spent = [entry["spent_ms_per_request"] for entry in entries]
+            cells = [f"{median([s[part] for s in spent]):.1f}" if part in spent[0] else "" for part in parts]
+            lines.append(f"| {case} | {server} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def processor_table(summary: Summary) -> str:
     """Processor time by request and process; what idle servers kept busy meanwhile."""
     lines = ["| load | server | CPU by request, ms, by process |", "|---|---|---|"]

@@ -4,6 +4,7 @@ import pytest
 
 from benchmarks import hops, serving_report
 from benchmarks.process_time import part_of
+from benchmarks.time_spent import TimeSpent
 
 CASE = "text, 1 at once"
 
@@ -118,3 +119,20 @@ def test_hops_are_differences() -> None:
 def test_a_process_counts_for_its_part(command: list[str], part: str) -> None:
     """Ray's and vLLM's process titles say what a process is for."""
     assert part_of(command) == part
+
+
+def test_a_loads_stages_are_what_the_sums_grew_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 s more of encode after 8 requests are 500 ms each; what was before is no part of that."""
+    found = iter([{"encode": 10.0}, {"encode": 14.0}, {"encode": 20.0}])
+    spent = TimeSpent({}, {})
+    monkeypatch.setattr(spent, "sums", lambda name: next(found))
+    monkeypatch.setattr("benchmarks.time_spent.SETTLED_S", 0.0)
+    first, second = _round("a", 8, 1), _round("a", 8, 2)
+    spent.settle("a")
+    spent.charge("a", first, 8)
+    spent.settle("a")
+    spent.charge("a", second, 12)
+    spent.close()
+    assert [entry["spent_ms_per_request"] for entry in (first, second)] == [{"encode": 500.0}] * 2
+    lines = serving_report.spent_table([first, second, _round("b", 8, 1)]).splitlines()
+    assert lines == ["| load | server | encode, ms |", "|---|---|---|", f"| {CASE} | a | 500.0 |"]

@@ -1,0 +1,64 @@
+"""Where requests spent their time under load, from what a server's own metrics grew by.
+
+Of ours an exact sum for each stage, of undivided vLLM its engine's. Our engine's own are left out: Ray
+rebuilds histograms with the middle of a bucket for each value, and vLLM's first bucket ends at 0.3 s.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from benchmarks.contenders import Contender
+from tests.scrape import by_own_name, texts, total
+from tests.servers import Server
+
+SETTLED_S = 5.0
+"""After a load, until every replica's metrics have come through Ray's agent (it reports every 2 s)."""
+STAGES = "fetch", "preprocess", "queue", "encode", "transfer", "handover", "first_token"
+STAGE_SUM = "ray_graphserve_stage_time_seconds_total"
+OF_ENGINE = {"engine queue": "request_queue_time_seconds", "engine prefill": "request_prefill_time_seconds"}
+
+Sums = dict[str, float]
+
+
+class TimeSpent:
+    """Reads each server's sums between its loads, when it is idle, and charges a load with their growth."""
+
+    def __init__(self, servers: Mapping[str, Server], contenders: Mapping[str, Contender]) -> None:
+        self.servers = servers
+        self.ours = {name for name, contender in contenders.items() if contender.config is not None}
+        self.before: dict[str, Sums] = {}
+        self.open: dict[str, tuple[dict[str, Any], int, float]] = {}
+
+    def settle(self, name: str) -> None:
+        """Before a load on the server: read its sums, and close the entry of the load before."""
+        entry, requests, ended_s = self.open.pop(name, (None, 0, 0.0))
+        time.sleep(max(0.0, ended_s + SETTLED_S - time.monotonic()))
+        now = self.sums(name)
+        if entry is not None:
+            before = self.before[name]
+            entry["spent_ms_per_request"] = {
+                part: 1e3 * (now[part] - before[part]) / requests for part in now
+            }
+        self.before[name] = now
+
+    def charge(self, name: str, entry: dict[str, Any], requests: int) -> None:
+        """After a load: this entry gets what it spent as soon as that can be read."""
+        self.open[name] = entry, requests, time.monotonic()
+
+    def close(self) -> None:
+        """After the last load."""
+        for name in list(self.open):
+            self.settle(name)
+
+    def sums(self, name: str) -> Sums:
+        """Seconds so far by stage, and in the engine."""
+        server = self.servers[name]
+        if name not in self.ours:
+            own = httpx.get(f"{server.base_url}/metrics", timeout=20, trust_env=False).text
+            samples = by_own_name([own])
+            return {part: total(samples, f"vllm:{of}_sum") for part, of in OF_ENGINE.items()}
+        samples = by_own_name(texts(server))
+        return {stage: total(samples, STAGE_SUM, stage=stage) for stage in STAGES}
