@@ -37,10 +37,10 @@ class TimeSpent:
         entry, requests, ended_s = self.open.pop(name, (None, 0, 0.0))
         time.sleep(max(0.0, ended_s + SETTLED_S - time.monotonic()))
         now = self.sums(name)
-        if entry is not None:
+        if entry is not None and now:
             before = self.before[name]
             entry["spent_ms_per_request"] = {
-                part: 1e3 * (now[part] - before[part]) / requests for part in now
+                part: 1e3 * (now[part] - before.get(part, 0.0)) / requests for part in now
             }
         self.before[name] = now
 
@@ -61,4 +61,6 @@ class TimeSpent:
             samples = by_own_name([own])
             return {part: total(samples, f"vllm:{of}_sum") for part, of in OF_ENGINE.items()}
         samples = by_own_name(texts(server))
+        if STAGE_SUM not in samples:  # Ray's agent does not run, or has heard of no request yet
+            return {}
         return {stage: total(samples, STAGE_SUM, stage=stage) for stage in STAGES}

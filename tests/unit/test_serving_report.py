@@ -123,7 +123,7 @@ def test_a_process_counts_for_its_part(command: list[str], part: str) -> None:
 
 def test_a_loads_stages_are_what_the_sums_grew_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 s more of encode after 8 requests are 500 ms each; what was before is no part of that."""
-    found = iter([{"encode": 10.0}, {"encode": 14.0}, {"encode": 20.0}])
+    found = iter([{"encode": 10.0}, {"encode": 14.0}, {"encode": 20.0}, {}])
     spent = TimeSpent({}, {})
     monkeypatch.setattr(spent, "sums", lambda name: next(found))
     monkeypatch.setattr("benchmarks.time_spent.SETTLED_S", 0.0)
@@ -132,7 +132,11 @@ def test_a_loads_stages_are_what_the_sums_grew_by(monkeypatch: pytest.MonkeyPatc
     spent.charge("a", first, 8)
     spent.settle("a")
     spent.charge("a", second, 12)
+    spent.settle("a")
+    unseen = _round("a", 8, 3)  # no agent exports: that is no time of 0
+    spent.charge("a", unseen, 8)
     spent.close()
+    assert "spent_ms_per_request" not in unseen
     assert [entry["spent_ms_per_request"] for entry in (first, second)] == [{"encode": 500.0}] * 2
     lines = serving_report.spent_table([first, second, _round("b", 8, 1)]).splitlines()
     assert lines == ["| load | server | encode, ms |", "|---|---|---|", f"| {CASE} | a | 500.0 |"]
