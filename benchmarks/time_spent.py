@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.contenders import Contender
-from tests.scrape import by_own_name, texts, total
+from tests.scrape import scrape, total
 from tests.servers import Server
 
 SETTLED_S = 5.0
@@ -28,7 +29,7 @@ class TimeSpent:
 
     def __init__(self, servers: Mapping[str, Server], contenders: Mapping[str, Contender]) -> None:
         self.servers = servers
-        self.ours = {name for name, contender in contenders.items() if contender.config is not None}
+        self.contenders = contenders
         self.before: dict[str, Sums] = {}
         self.open: dict[str, tuple[dict[str, Any], int, float]] = {}
 
@@ -37,10 +38,9 @@ class TimeSpent:
         entry, requests, ended_s = self.open.pop(name, (None, 0, 0.0))
         time.sleep(max(0.0, ended_s + SETTLED_S - time.monotonic()))
         now = self.sums(name)
-        if entry is not None and now:
-            before = self.before[name]
+        if entry is not None and now and (before := self.before[name]):
             entry["spent_ms_per_request"] = {
-                part: 1e3 * (now[part] - before.get(part, 0.0)) / requests for part in now
+                part: 1e3 * (now[part] - before[part]) / requests for part in now
             }
         self.before[name] = now
 
@@ -54,13 +54,22 @@ class TimeSpent:
             self.settle(name)
 
     def sums(self, name: str) -> Sums:
-        """Seconds so far by stage, and in the engine."""
+        """Seconds so far: by stage of ours, in the engine of undivided vLLM. Empty while none is exported."""
         server = self.servers[name]
-        if name not in self.ours:
-            own = httpx.get(f"{server.base_url}/metrics", timeout=20, trust_env=False).text
-            samples = by_own_name([own])
-            return {part: total(samples, f"vllm:{of}_sum") for part, of in OF_ENGINE.items()}
-        samples = by_own_name(texts(server))
+        if self.contenders[name].config is None:
+            return engine_sums(httpx.get(f"{server.base_url}/metrics", timeout=20, trust_env=False).text)
+        samples = scrape(server)
         if STAGE_SUM not in samples:  # Ray's agent does not run, or has heard of no request yet
             return {}
         return {stage: total(samples, STAGE_SUM, stage=stage) for stage in STAGES}
+
+
+def engine_sums(text: str) -> Sums:
+    """From what vLLM's own server exports: the sums of two histograms, over all its API servers."""
+    part_of = {f"vllm:{histogram}_sum": part for part, histogram in OF_ENGINE.items()}
+    sums = dict.fromkeys(OF_ENGINE, 0.0)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name in part_of:
+                sums[part_of[sample.name]] += sample.value
+    return sums

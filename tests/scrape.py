@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,28 +42,13 @@ def service_discovery(server: Server) -> Path:
 def scrape(server: Server) -> Samples:
     """Samples by the name of their metric, histograms under the name without ``_bucket``."""
     found: Samples = {}
-    for text in texts(server):
+    targets = [t for group in json.loads(service_discovery(server).read_text()) for t in group["targets"]]
+    for target in targets:
+        text = httpx.get(f"http://{target}/metrics", timeout=20, trust_env=False).text
         for family in text_string_to_metric_families(text):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             rows = [(dict(s.labels), s.value) for s in family.samples if not s.name.endswith("_created")]
             found.setdefault(name, []).extend(rows)
-    return found
-
-
-def texts(server: Server) -> Iterator[str]:
-    """What each agent of the server's Ray cluster exports."""
-    targets = [t for group in json.loads(service_discovery(server).read_text()) for t in group["targets"]]
-    for target in targets:
-        yield httpx.get(f"http://{target}/metrics", timeout=20, trust_env=False).text
-
-
-def by_own_name(texts: Iterable[str]) -> Samples:
-    """Samples by their own name, so that a histogram's ``_sum`` stands apart from its buckets."""
-    found: Samples = {}
-    for text in texts:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
     return found
 
 

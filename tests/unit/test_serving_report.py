@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import hops, serving_report
 from benchmarks.process_time import part_of
-from benchmarks.time_spent import TimeSpent
+from benchmarks.time_spent import TimeSpent, engine_sums
 
 CASE = "text, 1 at once"
 
@@ -140,3 +140,30 @@ def test_a_loads_stages_are_what_the_sums_grew_by(monkeypatch: pytest.MonkeyPatc
     assert [entry["spent_ms_per_request"] for entry in (first, second)] == [{"encode": 500.0}] * 2
     lines = serving_report.spent_table([first, second, _round("b", 8, 1)]).splitlines()
     assert lines == ["| load | server | encode, ms |", "|---|---|---|", f"| {CASE} | a | 500.0 |"]
+
+
+def test_a_load_is_not_charged_with_what_came_before_the_first_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing was exported before the load, so that the warm-up's time cannot be told from the load's."""
+    found = iter([{}, {"encode": 14.0}])
+    spent = TimeSpent({}, {})
+    monkeypatch.setattr(spent, "sums", lambda name: next(found))
+    monkeypatch.setattr("benchmarks.time_spent.SETTLED_S", 0.0)
+    entry = _round("a", 8, 1)
+    spent.settle("a")
+    spent.charge("a", entry, 8)
+    spent.close()
+    assert "spent_ms_per_request" not in entry
+
+
+def test_an_engines_times_are_the_sums_of_its_histograms() -> None:
+    """Of every API server and engine together; buckets, counts and other metrics are no part of them."""
+    name = "vllm:request_queue_time_seconds"
+    text = (
+        f"# TYPE {name} histogram\n"
+        f'{name}_bucket{{engine="0",le="0.3"}} 7\n{name}_bucket{{engine="0",le="+Inf"}} 7\n'
+        f'{name}_count{{engine="0"}} 7\n{name}_sum{{engine="0"}} 1.5\n{name}_sum{{engine="1"}} 0.25\n'
+        "# TYPE vllm:prompt_tokens counter\nvllm:prompt_tokens_total 99\n"
+    )
+    assert engine_sums(text) == {"engine queue": 1.75, "engine prefill": 0.0}
