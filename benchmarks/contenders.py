@@ -19,6 +19,7 @@ from toy_model.write import ensure
 
 DEFAULTS, TUNED = "vLLM", "vLLM tuned"
 GRAPHS_OFF, GRAPHS_ON = "GraphServe, graphs off", "GraphServe, graphs on"
+WITH_MPS = "GraphServe, graphs on, MPS"
 TWO_REPLICAS, TWO_GPUS = "vLLM, two replicas", "GraphServe, two GPUs"
 RAY_ENV: dict[str, str | None] = {
     "RAY_AUTH_MODE": "disabled",  # so that benchmarks.stages may call the encoders
@@ -30,6 +31,8 @@ GPU_ENV: dict[str, str | None] = {
     "VLLM_CPU_KVCACHE_SPACE": None,
 }
 """Variables of tests/servers.py that are for the CPU: on a GPU upstream's own defaults hold."""
+CAPTURED_TOKENS = 1024
+"""Of prefill, at most, in the decode graphs of the tuned contenders; our configs say the same."""
 UPSTREAM_CAPTURED = re.compile(r"Encoder CUDA graph capture complete\. Captured (\d+) graphs")
 """What upstream's engine logs; it counts hits only where nobody sees them."""
 
@@ -60,6 +63,8 @@ class Contender:
     config: str | None = None  # ours: the config file; None: vLLM undivided
     graphs: bool = True
     options: dict[str, Any] = field(default_factory=dict)  # vLLM's own
+    mps: bool = False  # its processes share the GPU by NVIDIA's Multi-Process Service
+    env: dict[str, str | None] = field(default_factory=dict)  # beside the setup's
     start_after_s: float = 0.0  # two Ray clusters must not look for free ports at the same moment
 
     def engine(self) -> dict[str, Any]:
@@ -90,7 +95,7 @@ class Contender:
         home = folder / self.name.replace(" ", "-").replace(",", "")
         home.mkdir(parents=True, exist_ok=True)
         # A compile cache of its own: they compile at the same time.
-        env = {**setup.env, "VLLM_CACHE_ROOT": str(folder.parent / "vllm-cache" / home.name)}
+        env = {**setup.env, **self.env, "VLLM_CACHE_ROOT": str(folder.parent / "vllm-cache" / home.name)}
         if self.config is not None:
             return running_app(
                 home, self.args(), setup.deployments, env={**env, **RAY_ENV}, timeout_s=timeout_s,
@@ -182,7 +187,9 @@ def on_gpu(folder: Path, cores: int) -> Setup:
 
 def contenders(setup: Setup, gpus: int = 1) -> dict[str, Contender]:
     """Everyone who takes part, by name; with two GPUs the two that share the work over both."""
-    tuned = {"api_server_count": setup.api_servers, "mm_processor_cache_gb": 0}
+    tuned: dict[str, Any] = {"api_server_count": setup.api_servers, "mm_processor_cache_gb": 0}
+    if not setup.eager:
+        tuned["compilation_config"] = {"max_cudagraph_capture_size": CAPTURED_TOKENS}
     if gpus == 2:
         on_two = "configs/minicpmo-4_5-two-gpus.yaml" if setup.env else setup.config
         both = [
@@ -195,6 +202,7 @@ def contenders(setup: Setup, gpus: int = 1) -> dict[str, Contender]:
             Contender(TUNED, setup, options=tuned),
             Contender(GRAPHS_OFF, setup, config=setup.config, graphs=False),
             Contender(GRAPHS_ON, setup, config=setup.config, start_after_s=15.0),
+            Contender(WITH_MPS, setup, config=setup.config, mps=True, start_after_s=30.0),
         ]
     return {contender.name: contender for contender in both}
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ from benchmarks import (
     load,
     machine,
     memory_use,
+    mps,
     rounds,
     serving_options,
     serving_plan,
     serving_report,
     stages,
 )
-from benchmarks.contenders import DEFAULTS, GRAPHS_OFF, GRAPHS_ON, TUNED, Contender, Setup
+from benchmarks.contenders import DEFAULTS, GRAPHS_OFF, GRAPHS_ON, TUNED, WITH_MPS, Contender, Setup
 from benchmarks.serving_plan import Plan, Results
 from benchmarks.time_spent import TimeSpent
 from tests.servers import Server, app_config
@@ -52,8 +54,6 @@ def main() -> int:
         return 0
     folder = options.work or Path(tempfile.mkdtemp(prefix="bench-serving-"))
     setup, chosen = serving_options.servers_of(options, folder)
-    if options.only:
-        chosen = {name: chosen[name] for name in options.only}
     if options.dry_run:
         for contender in chosen.values():
             print(contender.check())
@@ -61,8 +61,12 @@ def main() -> int:
     results = Results.open(options.json, identity(setup, options))
     load.prepare(folder / "client.log")
     try:
-        with load.quiet(), everyone(chosen, folder / "servers", options.start_timeout_s) as servers:
-            Bench(options, chosen, results, servers, plan, planned).run()
+        with (
+            load.quiet(),
+            sharing(chosen) as found,
+            everyone(found, folder / "servers", options.start_timeout_s) as servers,
+        ):
+            Bench(options, found, results, servers, plan, planned).run()
     finally:
         results.save()
         options.json.with_suffix(".md").write_text(markdown(results.kept, plan), encoding="utf-8")
@@ -80,9 +84,21 @@ def identity(setup: Setup, options: argparse.Namespace) -> dict[str, Any]:
         "code": machine.code_version(),
         "engine": setup.engine,
         "api_servers_tuned": setup.api_servers,
+        "mps": options.mps,
         "haproxy": haproxy.installed() and haproxy.wanted(app_config(0, source=setup.config)),
         **setup.about,
     }
+
+
+@contextlib.contextmanager
+def sharing(chosen: Mapping[str, Contender]) -> Iterator[dict[str, Contender]]:
+    """The contenders, those with MPS told where its daemon is, which runs meanwhile."""
+    with contextlib.ExitStack() as stack:
+        found = dict(chosen)
+        if theirs := {name: of for name, of in chosen.items() if of.mps}:
+            variables = stack.enter_context(mps.running())
+            found |= {name: replace(of, env={**of.env, **variables}) for name, of in theirs.items()}
+        yield found
 
 
 @contextlib.contextmanager
@@ -146,6 +162,7 @@ class Bench:
         """Warm, note memory and stages, then measure until all is done or the time is up."""
         self.results.kept["runs"].append({**about_run(), "lengths": vars(self.lengths)})
         self.warm()
+        self.note_mps_clients()
         self.note_stages()
         for number, case, names in serving_plan.to_do(
             self.planned, list(self.servers), self.options.rounds, self.results.rounds
@@ -213,6 +230,15 @@ class Bench:
             self.results.kept["offered_rate_per_s"] = sustained
         return float(self.results.kept["offered_rate_per_s"])
 
+    def note_mps_clients(self) -> None:
+        """How many processes found the daemon. Raises RuntimeError when some went on without it."""
+        theirs = [of for of in self.contenders.values() if of.mps]
+        if theirs:
+            wanted = len(theirs) * (1 + len(self.setup.encoders))
+            self.results.kept["mps_clients"] = found = mps.clients(theirs[0].env)
+            if found < wanted:
+                raise RuntimeError(f"{found} processes share the GPU by MPS where {wanted} should")
+
     def note_memory(self) -> None:
         """Memory of every process after the load, and what the servers say of their encoder graphs."""
         kept = self.results.kept
@@ -229,7 +255,7 @@ class Bench:
     def note_stages(self) -> None:
         """Stage times of single encodes of our servers."""
         for name, server in self.servers.items():
-            if name in (GRAPHS_OFF, GRAPHS_ON) and name not in self.results.kept["stages"]:
+            if name in (GRAPHS_OFF, GRAPHS_ON, WITH_MPS) and name not in self.results.kept["stages"]:
                 samples = stages.of_server(server, self.setup.model, self.plan.staged, self.options.encodes)
                 self.results.kept["stages"][name] = {
                     stage: serving_report.spread(values) for stage, values in samples.items()
@@ -257,6 +283,7 @@ def markdown(kept: Mapping[str, Any], plan: Plan) -> str:
     parts = [
         f"Card {of['card']}, {of['cores']} cores, code {of['code']}, "
         f"HAProxy before GraphServe: {'yes' if of.get('haproxy') else 'no'}, "
+        f"GraphServe with MPS: {'yes' if of.get('mps') else 'no'}, "
         f"runs: {', '.join(run['date'] for run in kept['runs'])}{offered}.",
         serving_report.figures_table(summary),
         serving_report.encoder_graphs_lines(kept.get("encoder_graphs", {})),

@@ -1,6 +1,7 @@
 """The command line of ``benchmarks.serving``, and which plan and which servers it asks for."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import contenders, llama4_serving, load, serving_plan
@@ -27,6 +28,9 @@ def parse(description: str | None) -> argparse.Namespace:
     )
     parser.add_argument("--gpus", type=int, choices=[1, 2], default=1, help="2: the layouts over two GPUs")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these servers alone, to try something")
+    parser.add_argument(
+        "--mps", action="store_true", help="GraphServe's processes share the GPU by NVIDIA's MPS"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds of every case and server")
     parser.add_argument(
         "--more", action="store_true", help="30 s of audio and 8 at once too; Llama 4: 32 at once"
@@ -57,7 +61,17 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def servers_of(options: argparse.Namespace, folder: Path) -> tuple[Setup, dict[str, Contender]]:
-    """Who is measured; writes the checkpoint."""
+    """Who is measured; writes the checkpoint. With and without MPS at once only by ``--only``."""
+    setup, every = _every_server(options, folder)
+    names = options.only or [name for name in every if name != contenders.WITH_MPS]
+    chosen = {name: every[name] for name in names}
+    if options.mps:
+        ours = {name: replace(of, mps=True) for name, of in chosen.items() if of.config is not None}
+        chosen |= ours
+    return setup, chosen
+
+
+def _every_server(options: argparse.Namespace, folder: Path) -> tuple[Setup, dict[str, Contender]]:
     if options.model == "llama4":
         real = options.card == "gpu"
         setup = llama4_serving.on_gpu(folder, dense=options.dense) if real else llama4_serving.on_cpu()

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.contenders import DEFAULTS, GRAPHS_OFF, GRAPHS_ON, TUNED
+from benchmarks.contenders import DEFAULTS, GRAPHS_OFF, GRAPHS_ON, TUNED, WITH_MPS
 from benchmarks.load import Case, Kind, Lengths
 from benchmarks.serving_report import Target
 
@@ -15,6 +15,7 @@ TEXT, SMALL, LARGE, AUDIO_5, AUDIO_30, MIXED = (
     "text", "small image", "large image", "audio 5 s", "audio 30 s", "half text, half large images"
 )  # fmt: skip
 SHARE_OF_CAPACITY = 0.8
+WARMING, WARMED_AT_ONCE = 64, 32
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ def minicpmo(lengths: Lengths, sizes: Sizes) -> Plan:
         core=core,
         more=more,
         lengths=lengths,
-        targets=targets(),
+        targets=targets() + targets(WITH_MPS),
         staged=[of[name] for name in (SMALL, LARGE, AUDIO_5)],
-        pairs=[(GRAPHS_ON, GRAPHS_OFF)],
+        pairs=[(GRAPHS_ON, GRAPHS_OFF), (WITH_MPS, GRAPHS_ON)],
     )
 
 
@@ -120,7 +121,10 @@ def targets(ours: str = GRAPHS_ON) -> list[Target]:
 
 
 def warming(planned: Sequence[Case]) -> list[Case]:
-    """A few requests of every kind in ``planned``, alone and at once; of a mixture its two parts."""
+    """Requests of every kind in ``planned``, alone and at once; of a mixture its two parts.
+
+    As many at once as are measured, so that the batches come that the encoders have to capture.
+    """
     most: dict[Kind, int] = {}
     for case in planned:
         kind = case.kind
@@ -128,8 +132,10 @@ def warming(planned: Sequence[Case]) -> list[Case]:
         if kind.every_second_text:
             parts = [Kind(TEXT), Kind(LARGE, kind.image_px, kind.audio_s)]
         for part in parts:
-            most[part] = max(most.get(part, 0), min(12, case.requests))
-    return [case for kind, count in most.items() for case in (Case(kind, 4, 1), Case(kind, count, 12))]
+            most[part] = max(most.get(part, 0), min(WARMING, case.requests))
+    return [
+        case for kind, count in most.items() for case in (Case(kind, 4, 1), Case(kind, count, WARMED_AT_ONCE))
+    ]
 
 
 def offered_rate(rounds: Sequence[Mapping[str, Any]], servers: Sequence[str]) -> float | None:

@@ -8,7 +8,7 @@ async def joined(pieces: AsyncIterator[str], interval_s: Callable[[], float]) ->
     """Pass text on at once, but at most once per ``interval_s()``; what came meanwhile goes together.
 
     The text is the same, only the number of messages is smaller: a stream slower than the interval is
-    passed on piece by piece, and the first piece never waits. 0 turns joining off.
+    passed on piece by piece, and neither the first piece nor the end waits. 0 turns joining off.
     """
     if interval_s() <= 0:
         async for piece in pieces:
@@ -36,7 +36,7 @@ async def joined(pieces: AsyncIterator[str], interval_s: Callable[[], float]) ->
                 text, buffer[:] = "".join(buffer), []
                 yield text
                 if not reader.done():
-                    await asyncio.sleep(max(0.0, sent_s + interval_s() - loop.time()))
+                    await asyncio.wait({reader}, timeout=max(0.0, sent_s + interval_s() - loop.time()))
         await reader  # raises what the stream raised, after all that came before it
     finally:
         reader.cancel()

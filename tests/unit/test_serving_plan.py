@@ -93,11 +93,11 @@ def test_only_what_is_measured_is_warmed() -> None:
     warm = serving_plan.warming([Case(picture, 6, 1), Case(picture, 2, 8), mixture])
     assert [(case.kind.image_px, case.requests, case.at_once) for case in warm] == [
         ((8, 8), 4, 1),
-        ((8, 8), 6, 12),
+        ((8, 8), 6, 32),
         (None, 4, 1),
-        (None, 12, 12),
+        (None, 48, 32),
         ((8, 8), 4, 1),
-        ((8, 8), 12, 12),
+        ((8, 8), 48, 32),
     ]
 
 

@@ -1,6 +1,7 @@
 """Joining the pieces of a stream."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
@@ -45,6 +46,18 @@ async def test_the_first_piece_does_not_wait() -> None:
     texts = joined(stream(PIECES, pause_s=0.01), lambda: 5.0)
     assert await asyncio.wait_for(anext(texts), 1) == PIECES[0]
     await texts.aclose()
+
+
+@pytest.mark.parametrize("error", [None, ValueError("broke")])
+async def test_the_end_does_not_wait(error: Exception | None) -> None:
+    """An answer is over when its last piece is there, not an interval later; so is one that breaks off."""
+    texts = joined(stream(PIECES[:5], pause_s=0.01, error=error), lambda: 5.0)
+    seen = ""
+    with contextlib.suppress(ValueError):
+        async with asyncio.timeout(1):
+            async for text in texts:
+                seen += text
+    assert seen == "".join(PIECES[:5])
 
 
 async def test_an_error_comes_after_what_came_before_it() -> None:
