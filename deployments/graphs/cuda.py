@@ -1,8 +1,9 @@
 """The CUDA half of the exact-shape adapter: streams, pools, memory, and upstream's manager."""
 
+import contextlib
 import gc
 import logging
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +14,19 @@ logger = logging.getLogger(__name__)
 
 Inputs = Mapping[str, torch.Tensor | None]
 Function = Callable[[Inputs], torch.Tensor]
+
+
+@contextlib.contextmanager
+def nothing_collected() -> Iterator[None]:
+    """Python's garbage collector leaves alone what is there now, whoever calls it meanwhile.
+
+    Garbage may hold a CUDA graph, and a graph that is destroyed breaks a capture that is under way.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class CudaBackend:
@@ -69,7 +83,7 @@ class CudaBackend:
         pool, capture_stream = self._pool(replay_stream.cuda_stream)
         capture_stream.wait_stream(replay_stream)
         # Our own stream context: torch.cuda.graph does not restore the stream when a capture breaks.
-        with torch.cuda.stream(capture_stream):
+        with torch.cuda.stream(capture_stream), nothing_collected():
             manager.capture(pool)
         replay_stream.wait_stream(capture_stream)
 

@@ -1,5 +1,6 @@
 """Budget graphs of Llama 4's vision encoder on real hardware, real dimensions (needs a GPU and vLLM)."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,21 @@ def test_the_floor_leaves_budgets_out_and_serving_goes_on(llama4: Any) -> None:
     assert [len(o) for o in out] == [CHUNK, 4 * CHUNK]
     assert core.adapter.left_out_budgets == (CHUNK, 4 * CHUNK)
     assert core.adapter.stats().memory_misses == 2
+
+
+def test_graphs_that_are_garbage_break_no_capture(llama4: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Destroying a graph while another is captured breaks that: so a collection in between leaves them."""
+    enter = torch.cuda.graph.__enter__
+
+    def enter_and_collect(graph: torch.cuda.graph) -> None:
+        enter(graph)
+        gc.collect()
+
+    garbage: list[Any] = [core_of(llama4, 1, 4)]
+    garbage.append(garbage)
+    del garbage
+    monkeypatch.setattr(torch.cuda.graph, "__enter__", enter_and_collect)
+    assert core_of(llama4, 1, 2, 4).adapter.stats().num_graphs == 3
 
 
 @pytest.mark.rule("B2")

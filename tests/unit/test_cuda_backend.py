@@ -1,8 +1,10 @@
 """Streams, pools and waits of the CUDA half, over a recorded stand-in for ``torch.cuda``."""
 
 import contextlib
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -154,3 +156,35 @@ def test_the_adapters_logic_loads_no_torch_and_no_vllm() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class Graph:
+    """Garbage that only the collector finds, as an adapter whose parts refer to each other."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+def collected_by_hand() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("collected_by_hand")
+@pytest.mark.parametrize("error", [None, RuntimeError("broke")])
+def test_no_dead_graph_is_destroyed_during_a_capture(log: list[str], error: Exception | None) -> None:
+    """A collection in the middle of a capture, be it by Ray's thread, finds a dead graph only afterwards."""
+
+    class Collecting(Manager):
+        def capture(self, pool: Any) -> None:
+            gc.collect()
+            assert dead() is not None
+            super().capture(pool)
+
+    dead = weakref.ref(Graph())
+    with contextlib.suppress(RuntimeError):
+        CudaBackend("cuda:0").capture_all(Collecting(log, error))
+    gc.collect()
+    assert dead() is None
