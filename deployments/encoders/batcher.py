@@ -19,8 +19,8 @@ logger = logging.getLogger("ray.serve")
 COUNTED_KEYS = 256
 """Media keys whose use is counted; the least used of more is forgotten."""
 ONE_MORE_AFTER = 16
-"""After so many batches of one size in a row one item more may run, whatever those took: most of that may be
-what any batch takes once, and only a larger one shows it."""
+"""After so many batches of one size in a row the next larger one may run, whatever those took: most of that
+may be what any batch takes once, and only a larger one shows it."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class Batcher:
         self.media_keys: collections.Counter[str] = collections.Counter()
         self.media_hits: collections.Counter[str] = collections.Counter()
         self.captured_media: dict[str, None] = dict.fromkeys(engine.warmed)
-        self.ineligible: dict[str, None] = {}  # shapes that no graph is for, whatever the batch
+        self.hit_sizes: dict[str, set[int]] = {}  # by shape, how many ran together in graphs
+        self.ineligible: dict[str, int] = {}  # by shape, from how many together no graph is for them
         self.item_s: dict[str, float] = {}  # by shape, what an item took of late
         self.same_size: dict[str, tuple[int, int]] = {}  # by shape, the last batch's, and how often in a row
         self._wake = asyncio.Event()
@@ -114,12 +115,15 @@ class Batcher:
     def _sizes(self, key: str) -> Mapping[str, Sequence[int]]:
         """Sizes to prefer: a shape without a graph runs at a size that may get one, as long as it may.
 
-        Once captured it runs in whatever batch has formed: alone it is replayed, and in a queue a batch
-        moves more than replays one by one (docs/numbers.md).
+        Once captured it runs in whatever batch has formed where graphs are for one size alone: by itself it
+        is replayed, and in a queue a batch moves more than replays one by one (docs/numbers.md). Where they
+        are for several sizes it keeps to these: three together run eagerly beside graphs of two and four.
         """
-        if key in self.captured_media or key in self.ineligible or not self.free_slots:
-            return {}
-        return {key: self.graph_sizes}
+        several = len(self.graph_sizes) > 1
+        if self.free_slots and (several or key not in self.captured_media):
+            most = self.ineligible.get(key)
+            return {key: [size for size in self.graph_sizes if most is None or size < most]}
+        return {key: sorted(self.hit_sizes.get(key, ()))} if several else {}
 
     def _drop_cancelled(self) -> None:
         if any(job.done.cancelled() for job in self.queue):
@@ -153,10 +157,13 @@ class Batcher:
             self.running_since_s = None
         encode_s = time.monotonic() - begun
         self.count(batch[0].inputs.shape_key, len(batch), hit)
-        self._learn(batch[0].inputs.shape_key, encode_s, len(batch))
-        why = miss_reason(before, self.engine.stats())
-        if why == "ineligible" and len(batch) in self.graph_sizes:  # not even at a size that graphs are for
-            self.ineligible[batch[0].inputs.shape_key] = None
+        after = self.engine.stats()
+        if after.num_graphs == before.num_graphs:  # what a capture takes, no later batch will
+            self._learn(batch[0].inputs.shape_key, encode_s, len(batch))
+        why = miss_reason(before, after)
+        if why == "ineligible" and len(batch) in self.graph_sizes:  # an item is several slices or chunks
+            key = batch[0].inputs.shape_key
+            self.ineligible[key] = min(len(batch), self.ineligible.get(key, len(batch)))
             _forget_oldest(self.ineligible)
         for job, tensor in zip(batch, tensors, strict=True):
             if not job.done.done():
@@ -189,6 +196,8 @@ class Batcher:
         if hit:
             self.media_hits[key] += items
             self.captured_media[key] = None
+            self.hit_sizes.setdefault(key, set()).add(items)
+            _forget_oldest(self.hit_sizes)
 
     def _learn(self, key: str, batch_s: float, items: int) -> None:
         """Half of what is known is the last batch: a first one that was slow is soon forgotten."""
@@ -196,7 +205,9 @@ class Batcher:
         often = often + 1 if last == items else 1
         item_s = (self.item_s.pop(key, batch_s / items) + batch_s / items) / 2
         if often == ONE_MORE_AFTER:
-            item_s, often = min(item_s, self.policy.item_s_for(items + 1)), 0
+            sizes = self._sizes(key).get(key, ())
+            larger = min((size for size in sizes if size > items), default=items + 1)
+            item_s, often = min(item_s, self.policy.item_s_for(larger)), 0
         self.item_s[key], self.same_size[key] = item_s, (items, often)
         _forget_oldest(self.item_s)
         _forget_oldest(self.same_size)

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,6 +83,88 @@ async def test_a_shape_that_may_get_a_graph_runs_alone_until_it_has_it() -> None
     assert list(batcher.captured_media) == ["a"]
 
 
+class InGraphs(Engine):
+    """Captures every size of ``sizes`` at its second batch, as long as there are slots."""
+
+    def __init__(self, sizes: tuple[int, ...], slots: int) -> None:
+        super().__init__()
+        self.sizes, self.slots = sizes, slots
+        self.counts = GraphStats()
+
+    def captured_keys(self) -> tuple[str, ...]:
+        return tuple(map(str, self.captured))
+
+    def stats(self) -> GraphStats:
+        return self.counts
+
+    def encode(self, batch: list[EncoderInputs]) -> tuple[list[Any], bool]:
+        self.batches.append([item.shape_key for item in batch])
+        size, before = str(len(batch)), self.counts
+        often = sum(len(ran) == len(batch) for ran in self.batches)
+        if len(batch) in self.sizes and often == 2 and len(self.captured) < self.slots:
+            self.captured.append(size)
+        hit = size in self.captured
+        misses = {"ineligible_misses": 1} if len(batch) not in self.sizes else {"warmup_misses": 1}
+        changed = {"graph_hits": 1} if hit else {"graph_misses": 1, **misses}
+        added = {name: getattr(before, name) + n for name, n in changed.items()}
+        self.counts = replace(before, num_graphs=len(self.captured), **added)
+        return list(batch), hit
+
+
+async def test_with_graphs_of_several_sizes_batches_are_of_these() -> None:
+    """Captured or not: seven that wait run as four, two and one, and no size stays without its graph."""
+    engine = InGraphs((1, 2, 4), slots=8)
+    batcher = await run(engine, ["a"] * 21, graph_sizes=(1, 2, 4), max_graphs=8)
+    assert [len(batch) for batch in engine.batches] == [4] * 5 + [1]
+    batcher = await run(engine, ["a"] * 7, graph_sizes=(1, 2, 4), max_graphs=8)
+    assert [len(batch) for batch in engine.batches[6:]] == [4, 2, 1]
+    batcher = await run(engine, ["a"] * 7, graph_sizes=(1, 2, 4), max_graphs=8)
+    assert batcher.hit_sizes == {"a": {4, 2, 1}}
+    assert sorted(engine.captured) == ["1", "2", "4"]
+
+
+async def test_without_a_free_slot_batches_are_of_the_sizes_that_have_graphs() -> None:
+    """Another size would run eagerly for ever, and a shape without any graph runs as it comes."""
+    engine = InGraphs((1, 2, 4), slots=1)
+    batcher = await run(engine, ["a", "a", "a"] * 4, graph_sizes=(1, 2), max_graphs=1)
+    assert [len(batch) for batch in engine.batches] == [2] * 6
+    engine.batches.clear()
+    batcher = await run(engine, ["b", "b", "b"], graph_sizes=(1, 2), max_graphs=1)
+    assert [len(batch) for batch in engine.batches] == [3]
+    assert batcher.captured_media == {}
+
+
+async def test_a_shape_keeps_to_the_sizes_that_graphs_are_for() -> None:
+    """Of items with two slices each, two are four slices, and four are more than any graph is for."""
+
+    class OfTwoSlices(InGraphs):
+        def encode(self, batch: list[EncoderInputs]) -> tuple[list[Any], bool]:
+            hit = super().encode([item for item in batch for _ in range(2)])[1]
+            return list(batch), hit
+
+    engine = OfTwoSlices((1, 2, 4), slots=8)
+    batcher = await run(engine, ["a"] * 13, graph_sizes=(1, 2, 4), max_graphs=8)
+    assert [len(batch) // 2 for batch in engine.batches] == [4, 2, 2, 2, 2, 1]
+    assert batcher.ineligible == {"a": 4}
+    assert batcher.hit_sizes == {"a": {2}}
+
+
+async def test_what_a_capture_takes_says_nothing_of_later_batches() -> None:
+    """A batch that captured is no measure of what its items take."""
+
+    class SlowCapture(InGraphs):
+        def encode(self, batch: list[EncoderInputs]) -> tuple[list[Any], bool]:
+            done = super().encode(batch)
+            if len(self.batches) == 2:
+                time.sleep(0.3)
+            return done
+
+    engine = SlowCapture((1,), slots=2)
+    batcher = await run(engine, ["a"] * 2, graph_sizes=(1,), max_graphs=2)
+    assert engine.captured == ["1"]
+    assert batcher.item_s["a"] < 0.2
+
+
 async def test_a_shape_that_no_graph_is_for_runs_in_batches() -> None:
     """After one lone run that no graph is for, as of a picture of many slices, batches form again."""
 
@@ -153,6 +236,15 @@ def test_a_shape_that_is_slow_alone_only_is_found_out() -> None:
     each = sizes_of(lambda items: 0.02 * items, 10 * ONE_MORE_AFTER)
     assert set(each) == {1, 2}
     assert 5 <= each.count(2) <= 10
+
+
+def test_where_graphs_are_for_several_sizes_the_next_of_these_is_tried() -> None:
+    """One item more would be no batch that a graph is for."""
+    batcher = Batcher(None, Engine(), "r1", BatchingPolicy(), None, (1, 2, 4, 8), 8)  # type: ignore[arg-type]
+    for _ in range(ONE_MORE_AFTER):
+        assert batcher.policy.limit(batcher.item_s.get("a", 0.02)) < 4
+        batcher._learn("a", 0.021, 2)
+    assert batcher.policy.limit(batcher.item_s["a"]) == 4
 
 
 async def test_counted_keys_stay_bounded() -> None:
