@@ -123,7 +123,8 @@ class Batcher:
         if self.free_slots and (several or key not in self.captured_media):
             most = self.ineligible.get(key)
             return {key: [size for size in self.graph_sizes if most is None or size < most]}
-        return {key: sorted(self.hit_sizes.get(key, ()))} if several else {}
+        held = sorted(self.hit_sizes.get(key, ()))
+        return {key: held} if held and held[-1] > 1 else {}
 
     def _drop_cancelled(self) -> None:
         if any(job.done.cancelled() for job in self.queue):

@@ -134,6 +134,17 @@ async def test_without_a_free_slot_batches_are_of_the_sizes_that_have_graphs() -
     assert batcher.captured_media == {}
 
 
+async def test_without_a_free_slot_a_graph_of_one_item_makes_no_queue_run_one_by_one() -> None:
+    """A shape with the smallest graph alone is replayed by itself and runs in whatever batch has formed."""
+    engine = InGraphs((1, 2, 4), slots=1)
+    engine.captured = ["1"]
+    batcher = Batcher(None, engine, "r1", ANY_LENGTH, None, (1, 2, 4), 1)  # type: ignore[arg-type]
+    batcher.count("a", 1, hit=True)
+    assert batcher._sizes("a") == {}
+    batcher.count("a", 2, hit=True)
+    assert batcher._sizes("a") == {"a": [1, 2]}
+
+
 async def test_a_shape_keeps_to_the_sizes_that_graphs_are_for() -> None:
     """Of items with two slices each, two are four slices, and four are more than any graph is for."""
 
