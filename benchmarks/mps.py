@@ -5,7 +5,6 @@ A CUDA program that does not find the daemon goes on without it and says nothing
 
 import contextlib
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -20,15 +19,15 @@ def running() -> Iterator[dict[str, str]]:
 
     Raises FileNotFoundError where the driver's program is missing, CalledProcessError where it fails.
     """
-    folder = tempfile.mkdtemp(prefix="mps-")  # of a short path: sockets lie in it
-    variables = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
-    subprocess.run([CONTROL, "-d"], env={**os.environ, **variables}, check=True, timeout=TIMEOUT_S)
-    try:
-        yield variables
-    finally:
-        with contextlib.suppress(subprocess.SubprocessError):
-            _ask(variables, "quit -t 5")
-        shutil.rmtree(folder, ignore_errors=True)
+    # Of a short path, for sockets lie in it.
+    with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as folder:
+        variables = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        subprocess.run([CONTROL, "-d"], env={**os.environ, **variables}, check=True, timeout=TIMEOUT_S)
+        try:
+            yield variables
+        finally:
+            with contextlib.suppress(subprocess.SubprocessError):
+                _ask(variables, "quit -t 5")
 
 
 def clients(variables: Mapping[str, str]) -> int:

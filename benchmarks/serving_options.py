@@ -48,8 +48,8 @@ def parse(description: str | None) -> argparse.Namespace:
     options.json = options.json or RESULTS / f"serving_{'llama4_' * (options.model == 'llama4')}h200.json"
     if options.model == "llama4" and options.gpus == 2:
         parser.error("--model llama4 is for one GPU")
-    if options.mps and options.card == "cpu":
-        parser.error("--mps is for --card gpu")
+    if options.card == "cpu" and (options.mps or contenders.WITH_MPS in (options.only or ())):
+        parser.error("MPS is for --card gpu")
     if options.model == "toy" and options.card == "gpu":
         parser.error("--model toy is for --card cpu")
     return options

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -69,7 +70,7 @@ class Batcher:
         self.media_hits: collections.Counter[str] = collections.Counter()
         self.captured_media: dict[str, None] = dict.fromkeys(engine.warmed)
         self.hit_sizes: dict[str, set[int]] = {}  # by shape, how many ran together in graphs
-        self.ineligible: dict[str, int] = {}  # by shape, from how many together no graph is for them
+        self.ineligible: dict[str, int] = {}  # by shape, from how many together they get no graph
         self.item_s: dict[str, float] = {}  # by shape, what an item took of late
         self.same_size: dict[str, tuple[int, int]] = {}  # by shape, the last batch's, and how often in a row
         self._wake = asyncio.Event()
@@ -119,12 +120,14 @@ class Batcher:
         is replayed, and in a queue a batch moves more than replays one by one (docs/numbers.md). Where they
         are for several sizes it keeps to these: three together run eagerly beside graphs of two and four.
         """
-        several = len(self.graph_sizes) > 1
-        if self.free_slots and (several or key not in self.captured_media):
-            most = self.ineligible.get(key)
-            return {key: [size for size in self.graph_sizes if most is None or size < most]}
-        held = sorted(self.hit_sizes.get(key, ()))
-        return {key: held} if held and held[-1] > 1 else {}
+        captured, several = key in self.captured_media, len(self.graph_sizes) > 1
+        if self.free_slots and (several or not captured):
+            below = min(self.ineligible.get(key, math.inf), self.policy.max_batch_size + 1)
+            sizes = [size for size in self.graph_sizes if size < below]
+        else:
+            limit = self.policy.limit(self.item_s.get(key, 0.0))
+            sizes = sorted(size for size in self.hit_sizes.get(key, ()) if several and size <= limit)
+        return {key: sizes} if not captured or max(sizes, default=1) > 1 else {}
 
     def _drop_cancelled(self) -> None:
         if any(job.done.cancelled() for job in self.queue):
@@ -162,7 +165,8 @@ class Batcher:
         if after.num_graphs == before.num_graphs:  # what a capture takes, no later batch will
             self._learn(batch[0].inputs.shape_key, encode_s, len(batch))
         why = miss_reason(before, after)
-        if why == "ineligible" and len(batch) in self.graph_sizes:  # an item is several slices or chunks
+        # An item is several slices or chunks, or there is no memory for a graph of so many.
+        if why in ("ineligible", "memory") and len(batch) in self.graph_sizes:
             key = batch[0].inputs.shape_key
             self.ineligible[key] = min(len(batch), self.ineligible.get(key, len(batch)))
             _forget_oldest(self.ineligible)

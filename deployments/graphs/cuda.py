@@ -21,12 +21,17 @@ def nothing_collected() -> Iterator[None]:
     """Python's garbage collector leaves alone what is there now, whoever calls it meanwhile.
 
     Garbage may hold a CUDA graph, and a graph that is destroyed breaks a capture that is under way.
+    Serve freezes what a replica has at its start, so that no collection walks through it: that stays so.
     """
+    frozen_before = gc.get_freeze_count() > 0
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
+        if frozen_before:
+            gc.collect()
+            gc.freeze()
 
 
 class CudaBackend:

@@ -143,6 +143,46 @@ async def test_without_a_free_slot_a_graph_of_one_item_makes_no_queue_run_one_by
     assert batcher._sizes("a") == {}
     batcher.count("a", 2, hit=True)
     assert batcher._sizes("a") == {"a": [1, 2]}
+    batcher.item_s["a"] = 0.999 * ANY_LENGTH.max_batch_s
+    assert batcher._sizes("a") == {}
+
+
+@pytest.mark.parametrize("graph_sizes", [(), (1,), (2,)])
+async def test_hits_of_some_sizes_keep_no_shape_to_them(graph_sizes: tuple[int, ...]) -> None:
+    """Budgets hold whatever comes, and a graph of one size alone is no reason for smaller batches."""
+    engine = InGraphs((1, 2, 3, 4, 5, 6, 7, 8), slots=0)
+    batcher = Batcher(None, engine, "r1", ANY_LENGTH, None, graph_sizes, 0)  # type: ignore[arg-type]
+    batcher.count("a", 1, hit=True)
+    batcher.count("a", 2, hit=True)
+    assert batcher._sizes("a") == {}
+
+
+def test_sizes_beyond_the_largest_batch_make_no_queue_run_one_by_one() -> None:
+    """Graphs of 1 and 10 where eight may run together: a captured shape runs in whatever batch has formed."""
+    batcher = Batcher(None, InGraphs((), 0), "r1", ANY_LENGTH, None, (1, 10), 4)  # type: ignore[arg-type]
+    assert batcher._sizes("a") == {"a": [1]}
+    batcher.count("a", 1, hit=True)
+    assert batcher._sizes("a") == {}
+
+
+async def test_a_size_without_memory_for_its_graph_is_preferred_once() -> None:
+    """After that the sizes below it are, which have graphs or may get them."""
+
+    class NoMemory(InGraphs):
+        def encode(self, batch: list[EncoderInputs]) -> tuple[list[Any], bool]:
+            if len(batch) < 4:
+                return super().encode(batch)
+            self.batches.append([item.shape_key for item in batch])
+            misses, without = self.counts.graph_misses + 1, self.counts.memory_misses + 1
+            self.counts = replace(self.counts, graph_misses=misses, memory_misses=without)
+            return list(batch), False
+
+    engine = NoMemory((1, 2, 4, 8), slots=8)
+    await run(engine, ["a"] * 14, graph_sizes=(1, 2, 4, 8), max_graphs=8)
+    assert [len(batch) for batch in engine.batches] == [8, 4, 2]
+    batcher = await run(engine, ["a"] * 13, graph_sizes=(1, 2, 4, 8), max_graphs=8)
+    assert [len(batch) for batch in engine.batches[3:]] == [8, 4, 1]
+    assert batcher.ineligible == {"a": 4}
 
 
 async def test_a_shape_keeps_to_the_sizes_that_graphs_are_for() -> None:

@@ -173,6 +173,20 @@ def collected_by_hand() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collected_by_hand")
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_serve_has_frozen_stays_frozen(log: list[str], frozen: bool) -> None:
+    """A replica's start-up objects are spared every later collection, and are so after a capture too."""
+    gc.unfreeze()
+    if frozen:
+        gc.freeze()
+    try:
+        CudaBackend("cuda:0").capture_all(Manager(log))
+        assert (gc.get_freeze_count() > 0) is frozen
+    finally:
+        gc.unfreeze()
+
+
+@pytest.mark.usefixtures("collected_by_hand")
 @pytest.mark.parametrize("error", [None, RuntimeError("broke")])
 def test_no_dead_graph_is_destroyed_during_a_capture(log: list[str], error: Exception | None) -> None:
     """A collection in the middle of a capture, be it by Ray's thread, finds a dead graph only afterwards."""
